@@ -1,0 +1,478 @@
+//! Devices, ports and GIDs: what there is, and which one serves.
+
+use std::ffi::CStr;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+
+use super::ffi::{self, Table};
+use crate::devices::{DeviceInfo, GidInfo, GidType, LinkLayer, PortInfo, PortState};
+use crate::error::{Errno, Result, TransportError, VerbsFailure};
+
+/// An open device, and where errors happen.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) verbs: &'static Table,
+    pub(crate) raw: *mut ffi::ibv_context,
+    pub(crate) name: String,
+    /// Port and GID in use, for messages; filled in when they are chosen.
+    pub(crate) place: std::sync::OnceLock<(u8, String)>,
+}
+
+// SAFETY: the verbs interface lets any thread use a context at any time.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+/// The port and GID that a session uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Route {
+    pub(crate) port: u8,
+    /// As in the verbs interface: 1 InfiniBand, 2 Ethernet.
+    pub(crate) link_layer: u8,
+    /// Active MTU as the verbs interface numbers it: 1 = 256 … 5 = 4,096 bytes.
+    pub(crate) mtu: u8,
+    pub(crate) lid: u16,
+    pub(crate) gid_index: u8,
+    pub(crate) gid: [u8; 16],
+    pub(crate) gid_type: Option<GidType>,
+    pub(crate) pkey: u16,
+}
+
+impl Context {
+    /// Opens the device of this name.
+    fn open(verbs: &'static Table, name: &str) -> Result<Arc<Self>> {
+        let list = DeviceList::get(verbs)?;
+        let device = list.iter().find(|(found, _)| found == name).ok_or_else(|| TransportError::Device {
+            problem: format!("there is no RDMA device named {name}"),
+            remedy: list.names(),
+        })?;
+        // SAFETY: the pointer is in the list, which lives until the end of this function.
+        let raw = unsafe { (verbs.open_device)(device.1) };
+        if raw.is_null() {
+            let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
+            return Err(TransportError::Verbs(Box::new(VerbsFailure {
+                verb: "ibv_open_device",
+                errno: Errno(errno),
+                device: name.to_owned(),
+                port: 0,
+                gid: String::new(),
+                peer: String::new(),
+                detail: String::new(),
+                remedy: open_remedy(errno).to_owned(),
+            })));
+        }
+        Ok(Arc::new(Self { verbs, raw, name: name.to_owned(), place: std::sync::OnceLock::new() }))
+    }
+
+    /// The error of a verb that sets `errno`. To be called before anything else may change it.
+    pub(crate) fn last_error(&self, verb: &'static str, detail: String) -> TransportError {
+        let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
+        self.error(verb, errno, detail)
+    }
+
+    /// The error of a verb that returned an error number.
+    pub(crate) fn error(&self, verb: &'static str, errno: i32, detail: impl Into<String>) -> TransportError {
+        let (port, gid) = self.place.get().cloned().unwrap_or_default();
+        TransportError::Verbs(Box::new(VerbsFailure {
+            verb,
+            errno: Errno(errno),
+            device: self.name.clone(),
+            port,
+            gid,
+            peer: String::new(),
+            detail: detail.into(),
+            remedy: remedy(errno),
+        }))
+    }
+
+    /// Says so when something could not be released. Nothing else can be done about it: it is left to the process's end.
+    pub(crate) fn released(&self, verb: &'static str, errno: i32) {
+        if errno != 0 {
+            tracing::warn!("{}", self.error(verb, errno, "releasing; the object is left to the end of the process"));
+        }
+    }
+
+    /// `ibv_query_port`.
+    fn query_port(&self, port: u8) -> Result<ffi::ibv_port_attr> {
+        // SAFETY: a plain structure; zeroed because the call may fill only its front.
+        let mut attributes: ffi::ibv_port_attr = unsafe { ffi::zeroed() };
+        // SAFETY: the context is open; the older structure that the call names is the front of this one.
+        let errno = unsafe { (self.verbs.query_port)(self.raw, port, (&raw mut attributes).cast()) };
+        if errno == 0 {
+            Ok(attributes)
+        } else {
+            Err(self.error("ibv_query_port", errno, format!("asking for port {port}")))
+        }
+    }
+
+    /// `ibv_query_device`: the number of ports.
+    fn port_count(&self) -> Result<u8> {
+        // SAFETY: a plain structure.
+        let mut attributes: ffi::ibv_device_attr = unsafe { ffi::zeroed() };
+        // SAFETY: the context is open and the structure outlives the call.
+        let errno = unsafe { (self.verbs.query_device)(self.raw, &mut attributes) };
+        if errno == 0 { Ok(attributes.phys_port_cnt) } else { Err(self.error("ibv_query_device", errno, "")) }
+    }
+
+    /// What is known of a port and of its GID table.
+    fn port_info(&self, port: u8) -> Result<PortInfo> {
+        let attributes = self.query_port(port)?;
+        let gids = (0..attributes.gid_tbl_len.clamp(0, 256) as u32).filter_map(|index| self.gid(port, index)).collect();
+        Ok(PortInfo {
+            number: port,
+            state: PortState::from_verbs(attributes.state),
+            link_layer: LinkLayer::from_verbs(attributes.link_layer),
+            active_mtu: 128 << attributes.active_mtu.clamp(1, 5),
+            lid: attributes.lid,
+            gids,
+        })
+    }
+
+    /// One entry of the GID table; `None` for a hole: an entry that is zero or cannot be read.
+    fn gid(&self, port: u8, index: u32) -> Option<GidInfo> {
+        // SAFETY: a plain union.
+        let mut gid: ffi::ibv_gid = unsafe { ffi::zeroed() };
+        // SAFETY: the context is open and the union outlives the call.
+        let errno = unsafe { (self.verbs.query_gid)(self.raw, port, index as i32, &mut gid) };
+        // SAFETY: every bit pattern is valid for the bytes.
+        let raw = unsafe { gid.raw };
+        if errno != 0 || raw == [0; 16] {
+            return None;
+        }
+        let (kind, interface) = (self.verbs.gid_attributes)(&self.name, port, index);
+        let address = Ipv6Addr::from(raw);
+        Some(GidInfo { index, address, gid_type: GidType::from_sysfs(kind.as_deref()), interface })
+    }
+
+    /// The first entry of the partition key table; 0xFFFF (the default partition) when it cannot be read.
+    fn pkey(&self, port: u8) -> u16 {
+        let mut key = 0;
+        // SAFETY: the context is open and the number outlives the call.
+        let errno = unsafe { (self.verbs.query_pkey)(self.raw, port, 0, &mut key) };
+        if errno == 0 { u16::from_be(key) } else { 0xFFFF }
+    }
+
+    /// Descriptor that becomes readable when an asynchronous event is waiting; reading it does not block.
+    pub(crate) fn async_descriptor(&self) -> std::os::fd::RawFd {
+        // SAFETY: the context is open.
+        unsafe { (*self.raw).async_fd }
+    }
+
+    /// Takes and acknowledges one asynchronous event. To be called only when the descriptor is readable.
+    pub(crate) fn take_event(&self) -> Option<(i32, *mut std::os::raw::c_void)> {
+        let mut event = ffi::AsyncEvent { element: std::ptr::null_mut(), event_type: -1 };
+        // SAFETY: the context is open; the structure has the layout of the verbs interface with the enumeration as its
+        // integer.
+        if unsafe { (self.verbs.get_async_event)(self.raw, &mut event) } != 0 {
+            return None;
+        }
+        let taken = (event.event_type, event.element);
+        // SAFETY: every event that was taken is acknowledged once, before its object can be destroyed.
+        unsafe { (self.verbs.ack_async_event)(&mut event) };
+        Some(taken)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: opened once; everything made from it holds an `Arc` of it and is gone.
+        let errno = unsafe { (self.verbs.close_device)(self.raw) };
+        if errno != 0 {
+            tracing::warn!(device = self.name, errno, "ibv_close_device failed");
+        }
+    }
+}
+
+/// Opens the device and picks the port and GID that `wanted` names, or that fit the address of the out-of-band
+/// connection.
+pub(crate) fn choose(
+    verbs: &'static Table,
+    wanted: Option<&str>,
+    port: Option<u8>,
+    gid_index: Option<u8>,
+    local: IpAddr,
+) -> Result<(Arc<Context>, Route)> {
+    let all = list(verbs)?;
+    let candidates: Vec<_> = all
+        .iter()
+        .filter(|device| wanted.is_none_or(|name| answers_to(device, name)))
+        .flat_map(|device| device.ports.iter().map(move |found| (device, found)))
+        .filter(|(_, found)| port.is_none_or(|number| found.number == number))
+        .collect();
+    let device_error = |problem: String| TransportError::Device { problem, remedy: describe(&all) };
+    if candidates.is_empty() {
+        return Err(device_error(match (wanted, port) {
+            (Some(name), Some(number)) => format!("no RDMA device is, or belongs to, {name} and has a port {number}"),
+            (Some(name), None) => format!("no RDMA device is, or belongs to, {name}"),
+            _ => "no RDMA device has such a port".into(),
+        }));
+    }
+    let active: Vec<_> = candidates.iter().filter(|(_, found)| found.state == PortState::Active).collect();
+    if active.is_empty() {
+        let (device, found) = candidates[0];
+        return Err(device_error(format!(
+            "port {} of {} is {}, not ACTIVE: bring its link up (ip link set … up, or check the cable)",
+            found.number, device.name, found.state
+        )));
+    }
+    let owner = active.iter().find(|(_, found)| found.gids.iter().any(|gid| gid.ip() == local.to_canonical()));
+    let (device, found) = **owner.unwrap_or(&active[0]);
+    let context = Context::open(verbs, &device.name)?;
+    let pkey = context.pkey(found.number);
+    let mut route = Route {
+        port: found.number,
+        link_layer: found.link_layer.to_verbs(),
+        mtu: mtu_number(found.active_mtu),
+        lid: found.lid,
+        pkey,
+        ..Route::default()
+    };
+    let gid = choose_gid(found, gid_index, local).map_err(|problem| TransportError::Device {
+        problem: format!("{problem} on {} port {}", device.name, found.number),
+        remedy: describe(std::slice::from_ref(device)),
+    })?;
+    if let Some(gid) = gid {
+        route.gid_index = gid.index as u8;
+        route.gid = gid.address.octets();
+        route.gid_type = gid.gid_type;
+    }
+    let place = gid.map_or(String::new(), |gid| gid.to_string());
+    tracing::debug!(device = device.name, port = route.port, gid = place, "device chosen");
+    let _ = context.place.set((route.port, place));
+    Ok((context, route))
+}
+
+/// The GID to use; none is needed on InfiniBand.
+fn choose_gid(port: &PortInfo, index: Option<u8>, local: IpAddr) -> Result<Option<&GidInfo>, String> {
+    if let Some(index) = index {
+        return match port.gids.iter().find(|gid| gid.index == u32::from(index)) {
+            Some(gid) => Ok(Some(gid)),
+            None => Err(format!("GID index {index} is empty")),
+        };
+    }
+    // Better ones come first: the address of the out-of-band connection, then RoCE v2, then an address of IPv4, and among
+    // equals the lower index.
+    let best = port.gids.iter().min_by_key(|gid| {
+        (
+            gid.ip() != local.to_canonical(),
+            gid.gid_type != Some(GidType::RoceV2),
+            !gid.ip().is_ipv4(),
+            gid.address.is_unicast_link_local(),
+            gid.index,
+        )
+    });
+    if best.is_none() && port.link_layer != LinkLayer::InfiniBand {
+        return Err("no usable GID (the table is empty): give its interface an address".into());
+    }
+    Ok(best)
+}
+
+fn answers_to(device: &DeviceInfo, name: &str) -> bool {
+    let address: Option<IpAddr> = name.parse().ok();
+    device.name == name
+        || device.ports.iter().flat_map(|port| &port.gids).any(|gid| {
+            gid.interface.as_deref() == Some(name) || address.is_some_and(|address| gid.ip() == address.to_canonical())
+        })
+}
+
+fn mtu_number(bytes: u32) -> u8 {
+    bytes.trailing_zeros().saturating_sub(7).clamp(1, 5) as u8
+}
+
+/// Every device, port and GID. A device that cannot be opened is left out with a warning.
+pub(crate) fn list(verbs: &'static Table) -> Result<Vec<DeviceInfo>> {
+    let names: Vec<String> = DeviceList::get(verbs)?.iter().map(|(name, _)| name).collect();
+    if names.is_empty() {
+        return Err(no_device());
+    }
+    let mut devices = Vec::new();
+    let mut first_failure = None;
+    for name in names {
+        let read = Context::open(verbs, &name).and_then(|context| {
+            let ports = (1..=context.port_count()?).map(|port| context.port_info(port)).collect::<Result<_>>()?;
+            Ok(DeviceInfo { name, ports })
+        });
+        match read {
+            Ok(device) => devices.push(device),
+            Err(error) => {
+                tracing::warn!(%error, "an RDMA device cannot be used");
+                first_failure.get_or_insert(error);
+            }
+        }
+    }
+    match first_failure {
+        Some(error) if devices.is_empty() => Err(error),
+        _ => Ok(devices),
+    }
+}
+
+/// Why the list of devices is empty, as far as the system shows it.
+fn no_device() -> TransportError {
+    let entries = |path: &str| std::fs::read_dir(path).map(|dir| dir.flatten().count()).unwrap_or(0);
+    let kernel_devices = entries("/sys/class/infiniband");
+    let (problem, remedy) = if kernel_devices == 0 {
+        (
+            "this machine has no RDMA device",
+            "use shared memory on one host, or load the driver of the card, or make a software device: modprobe \
+             rdma_rxe, then rdma link add rxe0 type rxe netdev INTERFACE",
+        )
+    } else if entries("/dev/infiniband") == 0 {
+        (
+            "the kernel has an RDMA device but /dev/infiniband has no node for it",
+            "load ib_uverbs, and in a container pass the nodes in (--device /dev/infiniband)",
+        )
+    } else {
+        (
+            "the kernel has an RDMA device but libibverbs shows none",
+            "install the user-space driver (package ibverbs-providers or rdma-core) and check the permissions of \
+             /dev/infiniband/uverbs*",
+        )
+    };
+    TransportError::Device { problem: problem.into(), remedy: remedy.into() }
+}
+
+/// The devices as one line for an error message.
+fn describe(devices: &[DeviceInfo]) -> String {
+    let mut text = String::from("there is");
+    for device in devices {
+        for port in &device.ports {
+            text += &format!(" {} port {} {} {} [", device.name, port.number, port.state, port.link_layer);
+            for gid in &port.gids {
+                text += &format!(" {gid}");
+            }
+            text += " ]";
+        }
+    }
+    text
+}
+
+fn open_remedy(errno: i32) -> &'static str {
+    match errno {
+        libc::EACCES | libc::EPERM => {
+            "permission denied on /dev/infiniband/uverbs*: join the group that owns the nodes (often rdma), or change \
+             their mode"
+        }
+        libc::ENOENT | libc::ENODEV | libc::ENXIO => {
+            "the device node is missing: load ib_uverbs, and in a container pass /dev/infiniband in"
+        }
+        _ => "",
+    }
+}
+
+/// What to do about an error number of a verb that takes resources.
+fn remedy(errno: i32) -> String {
+    match errno {
+        libc::ENOMEM => {
+            let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock);
+            let show = |value: Option<u64>| value.map_or("unlimited".into(), |bytes| format!("{bytes} bytes"));
+            format!(
+                "memory could not be pinned; the memlock limit is {} (hard limit {}): raise it with ulimit -l, LimitMEMLOCK= \
+                 in a systemd unit, or --ulimit memlock=-1 in a container, or use a smaller depth or capacity",
+                show(limit.current),
+                show(limit.maximum)
+            )
+        }
+        libc::EACCES | libc::EPERM => "the process may not do this: check the permissions of /dev/infiniband".into(),
+        libc::ENODEV | libc::EIO => "the device is gone or was reset: connect again".into(),
+        _ => String::new(),
+    }
+}
+
+/// The list that `ibv_get_device_list` gives, freed at the end.
+struct DeviceList {
+    verbs: &'static Table,
+    raw: *mut *mut ffi::ibv_device,
+    count: usize,
+}
+
+impl DeviceList {
+    fn get(verbs: &'static Table) -> Result<Self> {
+        let mut count = 0;
+        // SAFETY: the number outlives the call.
+        let raw = unsafe { (verbs.get_device_list)(&mut count) };
+        if raw.is_null() {
+            let errno = std::io::Error::last_os_error();
+            // A kernel without RDMA support answers ENOSYS: no device either.
+            if matches!(errno.raw_os_error(), Some(libc::ENOSYS | libc::ENOENT)) {
+                return Err(no_device());
+            }
+            return Err(TransportError::system("ibv_get_device_list", "this host", errno));
+        }
+        Ok(Self { verbs, raw, count: count.max(0) as usize })
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (String, *mut ffi::ibv_device)> + '_ {
+        (0..self.count).map(|index| {
+            // SAFETY: the list has `count` entries and lives as long as `self`.
+            let device = unsafe { *self.raw.add(index) };
+            // SAFETY: an entry of the list; the name is a string inside of it.
+            let name = unsafe { CStr::from_ptr((self.verbs.get_device_name)(device)) };
+            (name.to_string_lossy().into_owned(), device)
+        })
+    }
+
+    fn names(&self) -> String {
+        let names: Vec<_> = self.iter().map(|(name, _)| name).collect();
+        if names.is_empty() { "there is none at all".into() } else { format!("there is {}", names.join(", ")) }
+    }
+}
+
+impl Drop for DeviceList {
+    fn drop(&mut self) {
+        // SAFETY: the list was given by `get_device_list` and is freed once; open contexts do not need it.
+        unsafe { (self.verbs.free_device_list)(self.raw) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(gids: &[(u32, &str, GidType)]) -> PortInfo {
+        PortInfo {
+            number: 1,
+            state: PortState::Active,
+            link_layer: LinkLayer::Ethernet,
+            active_mtu: 1024,
+            lid: 0,
+            gids: gids
+                .iter()
+                .map(|(index, address, kind)| GidInfo {
+                    index: *index,
+                    address: address.parse().unwrap(),
+                    gid_type: Some(*kind),
+                    interface: None,
+                })
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn the_gid_of_the_used_address_comes_first_and_roce_v2_before_v1() {
+        let table = port(&[
+            (0, "fe80::1", GidType::RoceV1),
+            (1, "fe80::1", GidType::RoceV2),
+            (2, "::ffff:10.0.0.1", GidType::RoceV1),
+            (3, "::ffff:10.0.0.1", GidType::RoceV2),
+            (5, "::ffff:10.0.0.2", GidType::RoceV2),
+        ]);
+        let chosen = |address: &str| choose_gid(&table, None, address.parse().unwrap()).unwrap().unwrap().index;
+        assert_eq!(chosen("10.0.0.2"), 5);
+        assert_eq!(chosen("::ffff:10.0.0.2"), 5);
+        assert_eq!(chosen("10.0.0.1"), 3);
+        assert_eq!(chosen("127.0.0.1"), 3);
+        assert_eq!(choose_gid(&table, Some(0), "10.0.0.1".parse().unwrap()).unwrap().unwrap().index, 0);
+        let hole = choose_gid(&table, Some(4), "10.0.0.1".parse().unwrap()).unwrap_err();
+        assert!(hole.contains("index 4 is empty"), "{hole}");
+        let none = choose_gid(&port(&[]), None, "10.0.0.1".parse().unwrap()).unwrap_err();
+        assert!(none.contains("give its interface an address"), "{none}");
+    }
+
+    #[test]
+    fn mtus_are_numbered_as_in_the_verbs_interface() {
+        for (bytes, number) in [(256, 1), (512, 2), (1024, 3), (2048, 4), (4096, 5)] {
+            assert_eq!(mtu_number(bytes), number);
+            assert_eq!(128 << number, bytes);
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! A software device in place of libibverbs, for tests.

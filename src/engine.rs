@@ -1,0 +1,148 @@
+//! The busy-poll loop that serves rounds, on a thread of its own.
+//!
+//! The thread owns the data path while it runs and gives it back when it ends. In the loop it looks at memory alone: the
+//! next slot of the ring, the stop flag, and what [`peer::Peer`] knows of the other side. What has to ask the system (the
+//! out-of-band connection, events of the device) is done by the [`watcher`], a thread that sleeps.
+
+pub(crate) mod clock;
+pub(crate) mod peer;
+pub(crate) mod real_time;
+pub(crate) mod serve;
+pub(crate) mod spin;
+pub(crate) mod watcher;
+pub(crate) mod worker;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, OnceLock};
+use std::thread::ThreadId;
+use std::time::Duration;
+
+use crossbeam_utils::CachePadded;
+
+use crate::config::SessionConfig;
+use crate::error::{Result, TransportError};
+use crate::session::function::panic_text;
+use real_time::RealTimeReport;
+use serve::Loop;
+
+/// What the engine thread and its session share while it runs.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    stop: CachePadded<AtomicBool>,
+    served: CachePadded<AtomicU64>,
+    /// The first error, which ended the loop.
+    failure: OnceLock<TransportError>,
+}
+
+impl Shared {
+    /// Whether the loop has been told to end.
+    #[inline]
+    pub(crate) fn stopping(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Counts a served round.
+    #[inline]
+    pub(crate) fn count(&self) {
+        // One writer: a load and a store are enough.
+        self.served.store(self.served.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// Rounds served since the session was established.
+    pub(crate) fn served(&self) -> u64 {
+        self.served.load(Ordering::Relaxed)
+    }
+
+    /// The error that ended the loop.
+    pub(crate) fn failure(&self) -> Option<&TransportError> {
+        self.failure.get()
+    }
+}
+
+/// A running engine thread.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    shared: Arc<Shared>,
+    thread: ThreadId,
+    finished: Receiver<Loop>,
+    /// What was granted of the real-time settings.
+    pub(crate) report: RealTimeReport,
+}
+
+impl Engine {
+    /// Starts the loop on a thread of its own.
+    ///
+    /// # Errors
+    /// [`TransportError::Invalid`] for a processor that may not be used; [`TransportError::System`] when no thread can be
+    /// had. The loop comes back with the error.
+    pub(crate) fn start(mut work: Loop, config: &SessionConfig) -> Result<Self, (TransportError, Box<Loop>)> {
+        if let Err(error) = real_time::check(config) {
+            return Err((error, Box::new(work)));
+        }
+        let shared = work.shared().clone();
+        shared.stop.store(false, Ordering::Relaxed);
+        let (give_back, finished) = channel();
+        let (tell, told) = channel();
+        let settings = real_time::Settings::from(config);
+        // The loop goes to the thread through a channel, so that it is not lost when the thread cannot be made.
+        let (hand_over, handed) = channel::<Loop>();
+        let thread_shared = shared.clone();
+        let spawned = std::thread::Builder::new().name("catalyst-engine".into()).spawn(move || {
+            let Ok(mut work) = handed.recv() else { return };
+            let granted = settings.apply();
+            let _ = tell.send(granted.report.clone());
+            let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work.run()));
+            let failure = match ended {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(error),
+                Err(panic) => Some(TransportError::Engine { problem: format!("it panicked: {}", panic_text(&*panic)) }),
+            };
+            if let Some(error) = failure {
+                tracing::debug!(%error, "the engine ended");
+                let _ = thread_shared.failure.set(error);
+            }
+            drop(granted);
+            let _ = give_back.send(work);
+        });
+        let handle = match spawned {
+            Ok(handle) => handle,
+            Err(error) => {
+                work.rewind();
+                return Err((TransportError::system("clone", "the engine thread", error), Box::new(work)));
+            }
+        };
+        let thread = handle.thread().id();
+        hand_over.send(work).expect("the thread waits for its work");
+        let report = told.recv_timeout(Duration::from_secs(5)).unwrap_or_default();
+        Ok(Self { shared, thread, finished, report })
+    }
+
+    /// Tells the loop to end and waits for it.
+    ///
+    /// # Errors
+    /// [`TransportError::Engine`] when it does not end within `bound`, because a coprocessor function has not returned: the
+    /// engine comes back, to be stopped again later.
+    pub(crate) fn stop(self, bound: Duration) -> Result<Loop, (TransportError, Option<Self>)> {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if std::thread::current().id() == self.thread {
+            let problem = "stop was called from inside of the coprocessor function; it has been told to end".into();
+            return Err((TransportError::Engine { problem }, Some(self)));
+        }
+        match self.finished.recv_timeout(bound) {
+            Ok(mut work) => {
+                work.rewind();
+                Ok(work)
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                let problem =
+                    format!("the coprocessor function has not returned within {bound:?}; stop may be called again");
+                Err((TransportError::Engine { problem }, Some(self)))
+            }
+            Err(RecvTimeoutError::Disconnected) => Err((
+                TransportError::Engine { problem: "its thread ended without giving back the data path".into() },
+                None,
+            )),
+        }
+    }
+}

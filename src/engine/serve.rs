@@ -1,0 +1,335 @@
+//! The loop itself: poll, copy, check, function, write.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use super::peer::{Peer, Phase};
+use super::spin::{BURST, Spinner};
+use super::worker::{HandOffReader, Launcher};
+use crate::data_path::DataPath;
+use crate::error::{FunctionFailure, Result, TransportError};
+use crate::ring::{Check, FrameReader, FrameWriter, Geometry, Polled, SharedBytes, Trailer};
+use crate::session::function::{Functions, Request};
+
+/// Bursts of looks between two looks at the completions.
+const PROGRESS_EVERY: u32 = 16;
+/// How long stopping waits for the last replies to be acknowledged.
+const FLUSH_BOUND: Duration = Duration::from_millis(5);
+
+/// All that the engine thread works with.
+#[derive(Debug)]
+pub(crate) struct Loop {
+    pub(crate) path: DataPath,
+    shared: Arc<Shared>,
+    peer: Arc<Peer>,
+    reader: FrameReader,
+    writer: FrameWriter,
+    source: Source,
+    /// The request's payload, copied out of the ring.
+    request: Vec<u8>,
+    reply: Vec<u8>,
+    /// Copies of the replies, for `collect`.
+    served: Served,
+    /// How long a frame may stay unverified.
+    patience: Duration,
+}
+
+/// Where replies come from.
+#[derive(Debug)]
+pub(crate) enum Source {
+    /// A function, called once for each request on the engine thread.
+    Functions(Functions),
+    /// A persistent worker, launched once.
+    Worker { launcher: Launcher, hand_off: Option<HandOffReader> },
+}
+
+impl Default for Source {
+    fn default() -> Self {
+        Self::Functions(Functions::default())
+    }
+}
+
+/// The replies' way to `collect`: a ring between the engine and its session, dropping what finds no room.
+#[derive(Debug)]
+pub(crate) struct Served {
+    pub(crate) memory: SharedBytes,
+    pub(crate) geometry: Geometry,
+    writer: FrameWriter,
+    /// Sequence number up to which `collect` has taken replies.
+    pub(crate) taken: Arc<crossbeam_utils::CachePadded<std::sync::atomic::AtomicU32>>,
+}
+
+impl Served {
+    /// A ring of at most 64 replies that begins with number 1.
+    pub(crate) fn new(replies: Geometry) -> Result<Self> {
+        let geometry = Geometry::new(replies.depth.min(64), replies.capacity);
+        let memory = SharedBytes::anonymous(geometry.ring_bytes())
+            .map_err(|error| TransportError::system("mmap", "the ring of served replies", error))?;
+        Ok(Self {
+            memory,
+            geometry,
+            writer: FrameWriter::new(geometry, Check::Session(0), 1),
+            taken: Arc::new(crossbeam_utils::CachePadded::new(std::sync::atomic::AtomicU32::new(1))),
+        })
+    }
+
+    #[inline]
+    fn offer(&mut self, status: u8, decoder_id: u32, reply: &[u8]) {
+        let sequence = self.writer.sequence();
+        // Acquire: `collect` has read the slot before it says so.
+        let taken = self.taken.load(std::sync::atomic::Ordering::Acquire);
+        if sequence.wrapping_sub(taken) >= self.geometry.depth {
+            return;
+        }
+        let end = self.geometry.slot_end(sequence);
+        self.writer.stage(&self.memory, end, reply);
+        self.writer.publish(&self.memory, end, status, decoder_id);
+    }
+}
+
+/// What a [`Loop`] is made of.
+pub(crate) struct Parts {
+    pub(crate) path: DataPath,
+    pub(crate) peer: Arc<Peer>,
+    pub(crate) reader: FrameReader,
+    pub(crate) writer: FrameWriter,
+    pub(crate) source: Source,
+    pub(crate) served: Served,
+    pub(crate) patience: Duration,
+    pub(crate) reply_capacity: usize,
+}
+
+impl Loop {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let Parts { path, peer, reader, writer, source, served, patience, reply_capacity } = parts;
+        let request = vec![0; reader.geometry().capacity];
+        Self {
+            path,
+            shared: Arc::default(),
+            peer,
+            reader,
+            writer,
+            source,
+            request,
+            reply: vec![0; reply_capacity],
+            served,
+            patience,
+        }
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// What answers. The engine does not run while anybody else sees it.
+    pub(crate) fn source(&mut self) -> &mut Source {
+        &mut self.source
+    }
+
+    /// Ends the loop, releasing the data path, and gives what answers for the next session.
+    pub(crate) fn into_source(self) -> Source {
+        self.source
+    }
+
+    /// Makes the loop ready to run again: requests that have no reply yet are served anew.
+    pub(crate) fn rewind(&mut self) {
+        let next = self.writer.sequence();
+        self.reader.rewind(next);
+    }
+
+    /// Launches the worker, if it is a worker that answers.
+    ///
+    /// # Errors
+    /// What the launcher says.
+    pub(crate) fn launch(&mut self) -> Result<()> {
+        let Source::Worker { launcher, hand_off } = &mut self.source else { return Ok(()) };
+        let next = self.writer.sequence();
+        self.reader.rewind(next);
+        let (rings, reader) =
+            super::worker::rings(&self.reader, self.reply.len(), next, self.shared.clone(), self.peer.clone())?;
+        launcher.launch(rings)?;
+        *hand_off = Some(reader);
+        Ok(())
+    }
+
+    /// Waits until the worker has let go of its rings.
+    ///
+    /// # Errors
+    /// [`TransportError::Engine`] when it has not within `bound`.
+    pub(crate) fn await_worker(&mut self, bound: Duration) -> Result<()> {
+        let Source::Worker { hand_off: Some(hand_off), .. } = &self.source else { return Ok(()) };
+        let deadline = Instant::now() + bound;
+        while !hand_off.released() {
+            if Instant::now() > deadline {
+                return Err(TransportError::Engine {
+                    problem: format!(
+                        "the worker has not ended within {bound:?} of its stop flag; stop may be called again"
+                    ),
+                });
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
+    }
+
+    /// Serves until told to stop or until an error.
+    ///
+    /// # Errors
+    /// The first error of the data path, of the peer or of the protocol.
+    pub(crate) fn run(&mut self) -> Result<()> {
+        let spinner = Spinner::new();
+        let mut bursts = 0_u32;
+        let mut unverified: Option<Instant> = None;
+        loop {
+            let mut turn = Turn::Idle;
+            for _ in 0..BURST {
+                turn = self.turn()?;
+                if turn != Turn::Idle {
+                    break;
+                }
+                std::hint::spin_loop();
+            }
+            match turn {
+                Turn::Served => unverified = None,
+                Turn::Unverified => {
+                    let since = *unverified.get_or_insert_with(Instant::now);
+                    if since.elapsed() > self.patience {
+                        return Err(self.corrupt());
+                    }
+                }
+                Turn::Idle => {}
+            }
+            if self.shared.stopping() {
+                self.flush();
+                return Ok(());
+            }
+            // What has arrived is served even when the peer has gone since.
+            if turn == Turn::Idle && self.peer.phase() >= Phase::Closed {
+                return Err(self.peer.obstacle("serving").expect("an ended peer is an obstacle"));
+            }
+            if turn != Turn::Served {
+                spinner.rest();
+                bursts = bursts.wrapping_add(1);
+                if bursts.is_multiple_of(PROGRESS_EVERY) {
+                    self.path.progress()?;
+                    self.check_worker()?;
+                }
+            }
+        }
+    }
+
+    /// Notices a worker that has ended by itself.
+    fn check_worker(&self) -> Result<()> {
+        match &self.source {
+            Source::Worker { hand_off: Some(hand_off), .. } if hand_off.released() && !self.shared.stopping() => {
+                Err(TransportError::Engine { problem: "the worker has ended although it was not stopped".into() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Looks once, and serves what is there.
+    #[inline]
+    fn turn(&mut self) -> Result<Turn> {
+        match &mut self.source {
+            Source::Functions(_) => {
+                if self.reader.arrived() {
+                    self.serve()
+                } else {
+                    Ok(Turn::Idle)
+                }
+            }
+            Source::Worker { hand_off, .. } => match hand_off.as_mut().and_then(|ring| ring.take(&mut self.reply)) {
+                Some(answer) => self.answer(answer.decoder_id, answer.status, answer.length as usize),
+                None => Ok(Turn::Idle),
+            },
+        }
+    }
+
+    #[inline]
+    fn serve(&mut self) -> Result<Turn> {
+        let trailer = match self.reader.poll(&mut self.request) {
+            Polled::Frame(trailer) => trailer,
+            Polled::Empty => return Ok(Turn::Idle),
+            Polled::Unverified => return Ok(Turn::Unverified),
+            Polled::TooLong(trailer) => return Err(too_long(&trailer, self.reader.geometry())),
+        };
+        let Trailer { decoder_id, sequence, length, .. } = trailer;
+        let Source::Functions(functions) = &mut self.source else { unreachable!("only functions are served here") };
+        let request = Request { decoder_id, sequence, payload: &self.request[..length as usize] };
+        let answer = functions.answer(request, &mut self.reply);
+        self.reader.advance();
+        self.answer(decoder_id, answer.status, answer.length)
+    }
+
+    /// Sends the reply that stands at the front of `self.reply`.
+    #[inline]
+    fn answer(&mut self, decoder_id: u32, status: u8, length: usize) -> Result<Turn> {
+        let sequence = self.writer.sequence();
+        let (memory, slot_end) = self.path.slot(sequence)?;
+        self.writer.stage(memory, slot_end, &self.reply[..length]);
+        let bytes = self.writer.publish(memory, slot_end, status, decoder_id);
+        self.path.send(sequence, bytes)?;
+        // The reply is on its way: what follows is off the round.
+        self.shared.count();
+        self.served.offer(status, decoder_id, &self.reply[..length]);
+        Ok(Turn::Served)
+    }
+
+    /// Lets the last replies arrive before the session says that it has stopped.
+    fn flush(&mut self) {
+        if self.peer.phase() < Phase::Closed
+            && let Err(error) = self.path.flush(Instant::now() + FLUSH_BOUND)
+        {
+            tracing::debug!(%error, "stopping");
+        }
+    }
+
+    #[cold]
+    fn corrupt(&self) -> TransportError {
+        TransportError::Protocol {
+            stage: "serving",
+            peer: "the controller".into(),
+            problem: format!(
+                "request {} was announced {:?} ago and its check never matched: it is damaged, or a stranger's",
+                self.reader.expected(),
+                self.patience
+            ),
+        }
+    }
+}
+
+/// What one look found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    Idle,
+    Unverified,
+    Served,
+}
+
+/// The error of a frame that claims more payload than the ring carries.
+#[cold]
+pub(crate) fn too_long(trailer: &Trailer, geometry: Geometry) -> TransportError {
+    TransportError::Protocol {
+        stage: "round",
+        peer: "the peer".into(),
+        problem: format!(
+            "frame {} claims {} bytes where the channel carries {}",
+            trailer.sequence, trailer.length, geometry.capacity
+        ),
+    }
+}
+
+/// The error of a round whose reply carries a status.
+#[cold]
+pub(crate) fn function_failed(trailer: &Trailer, text: &[u8]) -> TransportError {
+    // The text is the peer's and goes into logs.
+    let message = String::from_utf8_lossy(text).chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    TransportError::FunctionFailed {
+        sequence: trailer.sequence,
+        decoder_id: trailer.decoder_id,
+        failure: FunctionFailure::from_status(trailer.status),
+        message,
+    }
+}

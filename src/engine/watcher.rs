@@ -1,0 +1,174 @@
+//! The thread that sleeps until the peer says something, falls silent or goes away, or the device reports an event, and
+//! then tells those who spin.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+
+use super::peer::{Peer, Phase};
+use crate::data_path::DeviceEvents;
+use crate::error::{Result, TransportError};
+use crate::oob::{Channel, Message};
+
+/// How long telling the peer something may take: its socket buffer is empty but for a frozen peer.
+const SEND_BOUND: Duration = Duration::from_millis(20);
+/// Where errors come from.
+const STAGE: &str = "watching the peer";
+
+/// A running watcher. Dropping it ends the thread.
+#[derive(Debug)]
+pub(crate) struct Watcher {
+    channel: Arc<Mutex<Channel>>,
+    wake: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watcher {
+    /// Starts watching over a connection that has been brought up.
+    pub(crate) fn start(
+        channel: Channel,
+        peer: Arc<Peer>,
+        events: Option<DeviceEvents>,
+        liveness: Duration,
+    ) -> Result<Self> {
+        let socket = channel.try_clone_stream()?;
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| TransportError::system("eventfd", "the watcher", errno))?;
+        let (channel, wake) = (Arc::new(Mutex::new(channel)), Arc::new(wake));
+        let (thread_channel, thread_wake) = (channel.clone(), wake.clone());
+        let thread = std::thread::Builder::new()
+            .name("catalyst-watcher".into())
+            .stack_size(256 * 1024)
+            .spawn(move || {
+                let watch = Watch { channel: thread_channel, peer, events, liveness };
+                watch.run(&socket, &thread_wake);
+            })
+            .map_err(|error| TransportError::system("clone", "the watcher thread", error))?;
+        Ok(Self { channel, wake, thread: Some(thread) })
+    }
+
+    /// Tells the peer something, as far as it takes it at once.
+    pub(crate) fn tell(&self, message: &Message) {
+        if let Err(error) = lock(&self.channel).send(message, Instant::now() + SEND_BOUND, "telling the peer") {
+            tracing::debug!(%error, "the peer was not told");
+        }
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        // A counter that cannot be raised is full of wakes already.
+        let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            // It waits for nothing but this and bounded sends.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn lock(channel: &Mutex<Channel>) -> MutexGuard<'_, Channel> {
+    channel.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Watch {
+    channel: Arc<Mutex<Channel>>,
+    peer: Arc<Peer>,
+    events: Option<DeviceEvents>,
+    liveness: Duration,
+}
+
+impl Watch {
+    fn run(mut self, socket: &impl AsFd, wake: &OwnedFd) {
+        // Four signs of life within the bound, so that one lost or late packet is not taken for the end.
+        let interval = self.liveness / 4;
+        let mut next_sign = Instant::now() + interval;
+        loop {
+            if let Err(error) = self.hear() {
+                self.end(error);
+                return;
+            }
+            let timeout = Timespec::try_from(next_sign.saturating_duration_since(Instant::now())).unwrap_or_default();
+            let mut waits = vec![PollFd::new(socket, PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
+            if let Some(events) = &self.events {
+                waits.push(PollFd::from_borrowed_fd(events.descriptor(), PollFlags::IN));
+            }
+            match rustix::event::poll(&mut waits, Some(&timeout)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => {
+                    self.end(TransportError::system("poll", STAGE, errno));
+                    return;
+                }
+            }
+            if !waits[1].revents().is_empty() {
+                return;
+            }
+            let device = waits.get(2).map(PollFd::revents).unwrap_or(PollFlags::empty());
+            drop(waits);
+            if device.contains(PollFlags::IN) {
+                if let Some(error) = self.events.as_ref().and_then(DeviceEvents::take) {
+                    self.end(error);
+                    return;
+                }
+            } else if !device.is_empty() {
+                // The descriptor itself has failed: the device was removed.
+                self.events = None;
+                self.end(TransportError::Device {
+                    problem: "the device was removed while the session ran".into(),
+                    remedy: "connect again".into(),
+                });
+                return;
+            }
+            if Instant::now() >= next_sign {
+                next_sign = Instant::now() + interval;
+                let sign = Instant::now() + SEND_BOUND;
+                if let Err(error @ TransportError::PeerLost { .. }) =
+                    lock(&self.channel).send(&Message::Heartbeat, sign, STAGE)
+                {
+                    self.end(error);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes what the peer has said.
+    fn hear(&self) -> Result<()> {
+        let mut channel = lock(&self.channel);
+        while let Some(message) = channel.try_receive(STAGE)? {
+            match message {
+                Message::Started => self.peer.set(Phase::Running),
+                Message::Stopped => self.peer.set(Phase::Stopped),
+                other => {
+                    return Err(TransportError::Protocol {
+                        stage: STAGE,
+                        peer: channel.peer_addr().to_string(),
+                        problem: format!("a {} message came while the session was running", other.kind()),
+                    });
+                }
+            }
+        }
+        let silent = channel.last_heard().elapsed();
+        if silent > self.liveness {
+            return Err(TransportError::PeerLost {
+                stage: STAGE,
+                cause: format!(
+                    "it has been silent for {silent:.1?} (liveness bound {:?}): its process is frozen, its host gone, or the \
+                     network cut",
+                    self.liveness
+                ),
+            });
+        }
+        Ok(())
+    }
+
+    fn end(&self, error: TransportError) {
+        tracing::debug!(%error, "the peer is gone");
+        match error {
+            TransportError::PeerClosed { .. } => self.peer.set(Phase::Closed),
+            other => self.peer.lose(other),
+        }
+    }
+}

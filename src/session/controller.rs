@@ -1,0 +1,585 @@
+//! The side that asks.
+
+use std::time::{Duration, Instant};
+
+use super::lifecycle::State;
+use super::link::{Link, Movement};
+use super::{ChannelDesc, ConnectInfo, MemKind, MemRegion, PeerRef, TransportSession, scatter};
+use crate::config::SessionConfig;
+use crate::data_path::DataPath;
+use crate::engine::clock::{self, Stamp};
+use crate::engine::real_time::{self, Granted, RealTimeReport};
+use crate::engine::serve::{function_failed, too_long};
+use crate::engine::spin::{BURST, Spinner};
+use crate::error::{Result, TransportError};
+use crate::oob::{Message, Role};
+use crate::ring::{FrameReader, FrameWriter, Polled, Trailer};
+
+/// Bursts of looks between two looks at the completions.
+const PROGRESS_EVERY: u32 = 16;
+
+/// The controller's end of a connection: it sends requests and collects their replies.
+///
+/// It has no thread for the rounds: [`collect`](TransportSession::collect) polls on the caller's own, which is the
+/// shortest way. Up to the ring's depth of rounds may be in flight; replies come in the order of the kicks.
+///
+/// A round: [`write_data_slot`](Self::write_data_slot), [`kick`](Self::kick),
+/// [`collect`](TransportSession::collect).
+#[derive(Debug)]
+pub struct ControllerSession {
+    link: Link,
+    rounds: Option<Rounds>,
+    items: Vec<Option<WorkItem>>,
+    /// The largest request of any item; `None` before the first.
+    largest_request: Option<usize>,
+    /// What was granted of the real-time settings, and what has to stay open for it.
+    granted: Option<Granted>,
+    report: RealTimeReport,
+}
+
+/// Sizes of a work item.
+#[derive(Debug, Clone, Copy)]
+struct WorkItem {
+    request_bytes: usize,
+}
+
+/// Everything that a round touches.
+#[derive(Debug)]
+struct Rounds {
+    path: DataPath,
+    reader: FrameReader,
+    writer: FrameWriter,
+    /// Replies before this number are dropped: their rounds were given up.
+    given_up_before: u32,
+    /// When each round in flight was kicked.
+    kicked: Box<[Stamp]>,
+    /// Payload and decoder id of the next kick.
+    staged: Staged,
+    /// What `data_slot` gives out.
+    slot: Vec<u8>,
+    /// The reply collected last.
+    reply: Vec<u8>,
+    reply_length: usize,
+    /// A reply that was too large for its buffers, to be collected again.
+    kept: Option<Trailer>,
+    last_rtt: u64,
+    late: u64,
+    spinner: Option<Spinner>,
+    failure: Option<TransportError>,
+}
+
+/// Where the payload of the next kick is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Staged {
+    Nothing,
+    /// In the ring's slot, with so many bytes.
+    InRing {
+        bytes: usize,
+        decoder_id: u32,
+    },
+    /// In the buffer of `data_slot`.
+    InSlot,
+}
+
+impl ControllerSession {
+    /// A session that is not yet connected.
+    ///
+    /// # Errors
+    /// [`TransportError::Invalid`] for settings that can never work.
+    pub fn new(config: SessionConfig) -> Result<Self> {
+        Ok(Self {
+            link: Link::new(config, Role::Controller)?,
+            rounds: None,
+            items: Vec::new(),
+            largest_request: None,
+            granted: None,
+            report: RealTimeReport::default(),
+        })
+    }
+
+    /// Does `connect`, `alloc_memory`, `exchange_keys` and `establish_channel` with the configured channel, and commits
+    /// work item 0 with the channel's whole request capacity.
+    ///
+    /// # Errors
+    /// Those of the four steps.
+    pub fn open(&mut self, info: &ConnectInfo) -> Result<()> {
+        let desc = self.link.config.channel.clone();
+        self.connect(info)?;
+        let local = self.alloc_memory(desc.controller_bytes(), MemKind::CpuRam)?;
+        let peer = self.exchange_keys(&local)?;
+        self.establish_channel(&desc, &local, &peer)?;
+        self.commit_work_item(0, desc.request_capacity, desc.reply_capacity)
+    }
+
+    /// Builds work item `index`: rounds of up to `request_bytes` whose replies have up to `reply_bytes`. May be called
+    /// again to change it.
+    ///
+    /// # Errors
+    /// [`TransportError::Invalid`] when the channel carries less, or for an index above 65,535.
+    pub fn commit_work_item(&mut self, index: u32, request_bytes: usize, reply_bytes: usize) -> Result<()> {
+        let Some(desc) = &self.link.established else { return Err(self.link.state.refuse("commit_work_item")) };
+        for (name, bytes, capacity) in
+            [("request", request_bytes, desc.request_capacity), ("reply", reply_bytes, desc.reply_capacity)]
+        {
+            if bytes > capacity {
+                return Err(TransportError::invalid(
+                    format!("work item {index}"),
+                    format!("has a {name} of {bytes} bytes and the channel carries {capacity}"),
+                ));
+            }
+        }
+        if index > 65_535 {
+            return Err(TransportError::invalid(format!("work item {index}"), "the largest index is 65535"));
+        }
+        let index = index as usize;
+        if self.items.len() <= index {
+            self.items.resize(index + 1, None);
+        }
+        self.items[index] = Some(WorkItem { request_bytes });
+        self.largest_request = self.items.iter().flatten().map(|item| item.request_bytes).max();
+        Ok(())
+    }
+
+    /// The buffer of the next round's request, for callers that build it in place: as long as the channel's request
+    /// capacity. The next kick sends its first bytes, as many as its work item has, with decoder id 0. It keeps its
+    /// contents from round to round.
+    ///
+    /// # Errors
+    /// [`TransportError::OutOfOrder`] before `establish_channel`.
+    pub fn data_slot(&mut self) -> Result<&mut [u8]> {
+        let state = self.link.state;
+        let rounds = self.rounds.as_mut().ok_or_else(|| state.refuse("data_slot"))?;
+        rounds.staged = Staged::InSlot;
+        Ok(&mut rounds.slot)
+    }
+
+    /// Copies the next round's request to where it will be sent from. May be called again before the kick: the last call
+    /// counts.
+    ///
+    /// # Errors
+    /// [`TransportError::Invalid`] when it is longer than every committed work item; [`TransportError::WindowFull`] when
+    /// as many rounds are in flight as the ring has slots.
+    #[inline]
+    pub fn write_data_slot(&mut self, payload: &[u8], decoder_id: u32) -> Result<()> {
+        let state = self.link.state;
+        let Some(rounds) = &mut self.rounds else { return Err(state.refuse("write_data_slot")) };
+        if self.largest_request.is_none_or(|largest| payload.len() > largest) {
+            return Err(too_much(payload.len(), self.largest_request));
+        }
+        rounds.check_window()?;
+        let (memory, slot_end) = rounds.path.slot(rounds.writer.sequence())?;
+        rounds.writer.stage(memory, slot_end, payload);
+        rounds.staged = Staged::InRing { bytes: payload.len(), decoder_id };
+        Ok(())
+    }
+
+    /// Fires one round with work item `index` and returns its sequence number. Each kick is to be paired with a
+    /// `collect`.
+    ///
+    /// # Errors
+    /// [`TransportError::Invalid`] when the item was not committed, when the request is longer than it, or when nothing
+    /// was written for an item that carries something; [`TransportError::WindowFull`] when as many rounds are in flight
+    /// as the ring has slots; the first error of the data path.
+    #[inline]
+    pub fn kick(&mut self, index: u32) -> Result<u32> {
+        self.link.state.require("kick", State::Running).map_err(|error| self.failure().unwrap_or(error))?;
+        let rounds = self.rounds.as_mut().expect("running");
+        let Some(item) = self.items.get(index as usize).copied().flatten() else {
+            return Err(TransportError::invalid(format!("work item {index}"), "has not been committed"));
+        };
+        rounds.check_window()?;
+        match rounds.kick(item, index) {
+            Err(error) if !error.is_recoverable() => Err(self.fail(error)),
+            other => other,
+        }
+    }
+
+    /// [`collect`](TransportSession::collect) without waiting: `None` when the reply has not arrived.
+    ///
+    /// # Errors
+    /// Those of `collect`, but for the timeout.
+    pub fn try_collect(&mut self, replies: &mut [&mut [u8]]) -> Result<Option<usize>> {
+        match self.look("try_collect")? {
+            Some(trailer) => self.finish(trailer, replies).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Waits for the reply of the oldest round in flight and gives it in place, in the session's own buffer.
+    ///
+    /// # Errors
+    /// Those of [`collect`](TransportSession::collect).
+    pub fn collect_reply(&mut self) -> Result<&[u8]> {
+        let trailer = self.wait()?;
+        let rounds = self.rounds.as_mut().expect("running");
+        rounds.take(trailer)?;
+        Ok(&rounds.reply[..rounds.reply_length])
+    }
+
+    /// The reply that was collected last; empty before the first.
+    #[must_use]
+    pub fn reply(&self) -> &[u8] {
+        self.rounds.as_ref().map_or(&[], |rounds| &rounds.reply[..rounds.reply_length])
+    }
+
+    /// Rounds kicked whose reply has not been collected and that were not given up.
+    #[must_use]
+    pub fn in_flight(&self) -> u32 {
+        self.rounds.as_ref().map_or(0, Rounds::in_flight)
+    }
+
+    /// Replies that came after their round had been given up, and were dropped.
+    #[must_use]
+    pub fn late_replies(&self) -> u64 {
+        self.rounds.as_ref().map_or(0, |rounds| rounds.late)
+    }
+
+    /// The data path in use, `shm` or `verbs`; `none` before `connect`.
+    #[must_use]
+    pub fn data_path(&self) -> &'static str {
+        self.link.path_name()
+    }
+
+    /// What was granted of the real-time settings at the last `start`. The controller has no engine thread: they apply to
+    /// the thread that called `start`, which is expected to be the one that collects.
+    #[must_use]
+    pub fn real_time_report(&self) -> &RealTimeReport {
+        &self.report
+    }
+
+    /// Says goodbye to the peer and releases everything. The session may `connect` again.
+    pub fn close(&mut self) {
+        let _ = self.stop();
+        // The queue pair first: nothing may be written any more when the goodbye is out.
+        self.rounds = None;
+        self.items.clear();
+        self.largest_request = None;
+        self.link.close();
+    }
+
+    fn failure(&self) -> Option<TransportError> {
+        self.rounds.as_ref().and_then(|rounds| rounds.failure.clone())
+    }
+
+    /// Keeps the first error for every later call.
+    #[cold]
+    fn fail(&mut self, error: TransportError) -> TransportError {
+        if let Some(rounds) = &mut self.rounds {
+            let first = rounds.failure.get_or_insert(error).clone();
+            self.link.state = State::Failed;
+            return first;
+        }
+        error
+    }
+
+    /// One look for the reply of the oldest round in flight.
+    #[inline]
+    fn look(&mut self, call: &'static str) -> Result<Option<Trailer>> {
+        if self.link.state != State::Running {
+            return Err(self.failure().unwrap_or_else(|| self.link.state.refuse(call)));
+        }
+        let rounds = self.rounds.as_mut().expect("running");
+        if let Some(kept) = rounds.kept {
+            return Ok(Some(kept));
+        }
+        if rounds.in_flight() == 0 {
+            return Err(TransportError::NothingInFlight);
+        }
+        match rounds.poll() {
+            Ok(Some(trailer)) => Ok(Some(trailer)),
+            Ok(None) => self.look_around(),
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+
+    /// What there is to notice when no reply is there.
+    fn look_around(&mut self) -> Result<Option<Trailer>> {
+        let rounds = self.rounds.as_mut().expect("running");
+        if let Err(error) = rounds.path.progress() {
+            return Err(self.fail(error));
+        }
+        let Some(obstacle) = self.link.peer.obstacle("collect") else { return Ok(None) };
+        // What the peer wrote before it ended is there by now.
+        match rounds.poll() {
+            Ok(None) if obstacle.is_recoverable() => {
+                rounds.give_up_oldest();
+                Err(obstacle)
+            }
+            Ok(None) => Err(self.fail(obstacle)),
+            Ok(found) => Ok(found),
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+
+    /// Polls until the reply of the oldest round in flight is there.
+    #[inline]
+    fn wait(&mut self) -> Result<Trailer> {
+        if let Some(trailer) = self.look("collect")? {
+            return Ok(trailer);
+        }
+        let began = clock::now();
+        let patience = self.link.config.reply_timeout;
+        let mut bursts = 0_u32;
+        loop {
+            let rounds = self.rounds.as_mut().expect("running");
+            for _ in 0..BURST {
+                if rounds.reader.arrived() {
+                    match rounds.poll() {
+                        Ok(Some(trailer)) => return Ok(trailer),
+                        Ok(None) => {}
+                        Err(error) => return Err(self.fail(error)),
+                    }
+                }
+                std::hint::spin_loop();
+            }
+            if let Some(spinner) = &rounds.spinner {
+                spinner.rest();
+            }
+            bursts = bursts.wrapping_add(1);
+            if bursts.is_multiple_of(PROGRESS_EVERY)
+                && let Some(trailer) = self.look_around()?
+            {
+                return Ok(trailer);
+            }
+            if clock::since(began, clock::now()) > patience.as_nanos() as u64 {
+                return Err(self.timed_out(patience));
+            }
+        }
+    }
+
+    #[cold]
+    fn timed_out(&mut self, waited: Duration) -> TransportError {
+        let rounds = self.rounds.as_mut().expect("running");
+        let damaged = rounds.reader.arrived();
+        let sequence = rounds.oldest();
+        rounds.give_up_oldest();
+        TransportError::Timeout {
+            stage: "collect: waiting for a reply",
+            waited,
+            hint: if damaged {
+                format!(
+                    "round {sequence} was given up: its reply's check never matched, so it is damaged or a stranger's"
+                )
+            } else {
+                format!(
+                    "round {sequence} was given up; the peer's process lives but has not answered: its function is slower \
+                     than the reply timeout, or its engine has not been started"
+                )
+            },
+        }
+    }
+
+    /// Hands over a reply that has been seen.
+    #[inline]
+    fn finish(&mut self, trailer: Trailer, buffers: &mut [&mut [u8]]) -> Result<usize> {
+        let rounds = self.rounds.as_mut().expect("running");
+        if trailer.status == 0
+            && let Err(error) = scatter(&rounds.reply[..trailer.length as usize], buffers)
+        {
+            rounds.kept = Some(trailer);
+            return Err(error);
+        }
+        rounds.take(trailer)?;
+        Ok(rounds.reply_length)
+    }
+}
+
+impl Rounds {
+    fn new(movement: Movement, desc: &ChannelDesc) -> Self {
+        let Movement { path, reader, writer } = movement;
+        Self {
+            path,
+            given_up_before: reader.expected(),
+            reader,
+            writer,
+            kicked: vec![0; desc.depth as usize].into(),
+            staged: Staged::Nothing,
+            slot: vec![0; desc.request_capacity],
+            reply: vec![0; desc.reply_capacity],
+            reply_length: 0,
+            kept: None,
+            last_rtt: 0,
+            late: 0,
+            spinner: None,
+            failure: None,
+        }
+    }
+
+    /// Sequence number of the oldest round that is waited for.
+    #[inline]
+    fn oldest(&self) -> u32 {
+        let expected = self.reader.expected();
+        // Both lie within one ring of each other, so the difference tells which is later even across the wrap.
+        if self.given_up_before.wrapping_sub(expected) as i32 > 0 { self.given_up_before } else { expected }
+    }
+
+    #[inline]
+    fn in_flight(&self) -> u32 {
+        self.writer.sequence().wrapping_sub(self.oldest())
+    }
+
+    /// A slot is free when the reply to its last request has been seen, given up or not.
+    #[inline]
+    fn check_window(&self) -> Result<()> {
+        let unanswered = self.writer.sequence().wrapping_sub(self.reader.expected());
+        let depth = self.reader.geometry().depth;
+        if unanswered >= depth {
+            return Err(TransportError::WindowFull { in_flight: unanswered, depth });
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn kick(&mut self, item: WorkItem, index: u32) -> Result<u32> {
+        let sequence = self.writer.sequence();
+        let (memory, slot_end) = self.path.slot(sequence)?;
+        let decoder_id = match self.staged {
+            Staged::InRing { bytes, decoder_id } if bytes <= item.request_bytes => decoder_id,
+            Staged::InRing { bytes, .. } => {
+                return Err(TransportError::invalid(
+                    format!("work item {index}"),
+                    format!("carries {} bytes and {bytes} were written", item.request_bytes),
+                ));
+            }
+            Staged::InSlot => {
+                self.writer.stage(memory, slot_end, &self.slot[..item.request_bytes]);
+                0
+            }
+            Staged::Nothing if item.request_bytes == 0 => 0,
+            Staged::Nothing => {
+                return Err(TransportError::invalid(
+                    format!("work item {index}"),
+                    "nothing has been written for this round: call write_data_slot or data_slot before each kick",
+                ));
+            }
+        };
+        let bytes = self.writer.publish(memory, slot_end, 0, decoder_id);
+        self.staged = Staged::Nothing;
+        self.path.send(sequence, bytes)?;
+        // Taken while the request is on its way.
+        let slot = sequence as usize & (self.kicked.len() - 1);
+        self.kicked[slot] = clock::now();
+        Ok(sequence)
+    }
+
+    /// Looks for the reply of the oldest round, dropping those of rounds that were given up.
+    #[inline]
+    fn poll(&mut self) -> Result<Option<Trailer>> {
+        loop {
+            match self.reader.poll(&mut self.reply) {
+                Polled::Frame(trailer) => {
+                    if self.reader.expected() == self.oldest() {
+                        let slot = trailer.sequence as usize & (self.kicked.len() - 1);
+                        self.last_rtt = clock::since(self.kicked[slot], clock::now());
+                        return Ok(Some(trailer));
+                    }
+                    self.reader.advance();
+                    self.late += 1;
+                }
+                Polled::Empty | Polled::Unverified => return Ok(None),
+                Polled::TooLong(trailer) => return Err(too_long(&trailer, self.reader.geometry())),
+            }
+        }
+    }
+
+    /// Ends the round of a reply that is in the buffer.
+    #[inline]
+    fn take(&mut self, trailer: Trailer) -> Result<()> {
+        self.kept = None;
+        self.reader.advance();
+        if trailer.status != 0 {
+            self.reply_length = 0;
+            return Err(function_failed(&trailer, &self.reply[..trailer.length as usize]));
+        }
+        self.reply_length = trailer.length as usize;
+        Ok(())
+    }
+
+    fn give_up_oldest(&mut self) {
+        self.given_up_before = self.oldest().wrapping_add(1);
+    }
+}
+
+#[cold]
+fn too_much(bytes: usize, largest: Option<usize>) -> TransportError {
+    TransportError::invalid(
+        "write_data_slot",
+        match largest {
+            Some(largest) => format!("{bytes} bytes were given and the largest work item carries {largest}"),
+            None => "no work item has been committed".into(),
+        },
+    )
+}
+
+impl TransportSession for ControllerSession {
+    fn connect(&mut self, info: &ConnectInfo) -> Result<()> {
+        if self.link.state == State::Failed {
+            self.close();
+        }
+        clock::prepare();
+        self.link.connect(info)
+    }
+
+    fn alloc_memory(&mut self, bytes: usize, kind: MemKind) -> Result<MemRegion> {
+        self.link.alloc_memory(bytes, kind)
+    }
+
+    fn exchange_keys(&mut self, local: &MemRegion) -> Result<PeerRef> {
+        self.link.exchange_keys(local)
+    }
+
+    fn establish_channel(&mut self, desc: &ChannelDesc, local: &MemRegion, peer: &PeerRef) -> Result<()> {
+        let movement = self.link.establish_channel(desc, local, peer)?;
+        self.rounds = Some(Rounds::new(movement, desc));
+        Ok(())
+    }
+
+    fn start(&mut self) -> Result<()> {
+        self.link.state.require("start", State::Established)?;
+        real_time::check(&self.link.config)?;
+        let rounds = self.rounds.as_mut().expect("established");
+        rounds.spinner = Some(Spinner::new());
+        let granted = real_time::Settings::from(&self.link.config).apply();
+        self.report = granted.report.clone();
+        self.granted = Some(granted);
+        self.link.state = State::Running;
+        self.link.tell(&Message::Started);
+        Ok(())
+    }
+
+    #[inline]
+    fn collect(&mut self, replies: &mut [&mut [u8]]) -> Result<usize> {
+        let trailer = self.wait()?;
+        self.finish(trailer, replies)
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        let Some(rounds) = &mut self.rounds else { return Ok(()) };
+        rounds.spinner = None;
+        self.granted = None;
+        if self.link.state == State::Running {
+            if let Some(kept) = rounds.kept.take() {
+                tracing::debug!(round = kept.sequence, "stopped with a reply not collected");
+            }
+            // Everything in flight is given up; late replies will be dropped one by one.
+            rounds.given_up_before = rounds.writer.sequence();
+            rounds.staged = Staged::Nothing;
+            if let Err(error) = rounds.path.flush(Instant::now() + Duration::from_millis(5)) {
+                tracing::debug!(%error, "stopping");
+            }
+            self.link.state = State::Established;
+            self.link.tell(&Message::Stopped);
+        }
+        Ok(())
+    }
+
+    fn last_rtt_ns(&self) -> u64 {
+        self.rounds.as_ref().map_or(0, |rounds| rounds.last_rtt)
+    }
+}
+
+impl Drop for ControllerSession {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

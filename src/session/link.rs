@@ -1,0 +1,492 @@
+//! What both roles share: the steps from `connect` to `establish_channel`, and their undoing.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::event::EventfdFlags;
+
+use super::lifecycle::State;
+use super::{ChannelDesc, ConnectInfo, MemKind, MemRegion, PeerRef, RemoteKey};
+use crate::config::SessionConfig;
+use crate::data_path::shared_memory::random;
+use crate::data_path::{self, DataPath};
+use crate::engine::peer::Peer;
+use crate::engine::watcher::Watcher;
+use crate::error::{Result, TransportError};
+use crate::oob::{
+    self, Acceptance, Channel, CheckKind, DataPathCode, Hello, Keys, Kind, Listener, Liveness, Message, Role,
+};
+use crate::ring::{Check, FrameReader, FrameWriter, Geometry, SharedBytes};
+
+/// The connection of a session, as far as it has come.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) config: SessionConfig,
+    pub(crate) state: State,
+    role: Role,
+    /// Kept over sessions, so that the port stays the same.
+    listener: Option<Listener>,
+    cancel: Arc<OwnedFd>,
+    /// Between `connect` and `establish_channel`; then the watcher has it.
+    channel: Option<Channel>,
+    path: Option<DataPath>,
+    local: Option<MemRegion>,
+    remote: Option<PeerRef>,
+    own_session: u32,
+    peer_session: u32,
+    path_name: &'static str,
+    pub(crate) established: Option<ChannelDesc>,
+    pub(crate) peer: Arc<Peer>,
+    watcher: Option<Watcher>,
+}
+
+/// What a role needs to move data: the path, the ring that it reads and the one that it writes.
+#[derive(Debug)]
+pub(crate) struct Movement {
+    pub(crate) path: DataPath,
+    pub(crate) reader: FrameReader,
+    pub(crate) writer: FrameWriter,
+}
+
+/// Ends a coprocessor's wait for a client from another thread. See
+/// [`CoprocessorSession::canceller`](crate::CoprocessorSession::canceller).
+#[derive(Debug, Clone)]
+pub struct Canceller(Arc<OwnedFd>);
+
+impl Canceller {
+    /// Ends the wait, or the next one if none is under way. It may be called from a signal handler's thread.
+    pub fn cancel(&self) {
+        // A counter that cannot be raised stands at its limit, and so has been raised.
+        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
+    }
+}
+
+impl Link {
+    pub(crate) fn new(config: SessionConfig, role: Role) -> Result<Self> {
+        config.validate()?;
+        let cancel = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| TransportError::system("eventfd", "a new session", errno))?;
+        Ok(Self {
+            config,
+            state: State::New,
+            role,
+            listener: None,
+            cancel: Arc::new(cancel),
+            channel: None,
+            path: None,
+            local: None,
+            remote: None,
+            own_session: 0,
+            peer_session: 0,
+            path_name: "none",
+            established: None,
+            peer: Arc::new(Peer::new()),
+            watcher: None,
+        })
+    }
+
+    /// The data path in use, by name.
+    pub(crate) fn path_name(&self) -> &'static str {
+        self.path_name
+    }
+
+    pub(crate) fn canceller(&self) -> Canceller {
+        Canceller(self.cancel.clone())
+    }
+
+    /// Binds the coprocessor's port, if that has not been done.
+    pub(crate) fn listen(&mut self, port: u16) -> Result<SocketAddr> {
+        if let Some(listener) = &self.listener
+            && (port == 0 || listener.local_addr().port() == port)
+        {
+            return Ok(listener.local_addr());
+        }
+        let listener = Listener::bind(&self.config.bind, port)?;
+        let address = listener.local_addr();
+        if !address.ip().is_loopback() {
+            tracing::warn!(
+                %address,
+                "listening beyond loopback without authentication: every host that reaches this port may write into the \
+                 request ring"
+            );
+        }
+        self.listener = Some(listener);
+        Ok(address)
+    }
+
+    /// Does a step of the bring-up; when it fails, undoes everything.
+    fn step<T>(&mut self, call: &'static str, from: State, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        self.state.require(call, from)?;
+        work(self).inspect_err(|error| {
+            // A wrong argument is found before anything is touched, and may be mended. Only `connect` may have opened
+            // something by then.
+            let untouched = matches!(error, TransportError::Invalid { .. } | TransportError::Unsupported { .. });
+            if !untouched || from == State::New {
+                if let Some(channel) = &mut self.channel
+                    && !matches!(
+                        error,
+                        TransportError::PeerRefused { .. }
+                            | TransportError::PeerLost { .. }
+                            | TransportError::PeerClosed { .. }
+                    )
+                {
+                    channel.refuse(&error.to_string());
+                }
+                self.close();
+            }
+        })
+    }
+
+    pub(crate) fn connect(&mut self, info: &ConnectInfo) -> Result<()> {
+        if self.state == State::Failed {
+            self.close();
+        }
+        self.step("connect", State::New, |link| {
+            link.config.validate()?;
+            let session = loop {
+                let number = u32::from_le_bytes(random()?);
+                if number != 0 {
+                    break number;
+                }
+            };
+            match link.role {
+                Role::Controller => link.dial(info, session),
+                Role::Coprocessor => link.accept(info, session),
+            }
+        })
+    }
+
+    fn liveness(&self) -> Liveness {
+        Liveness { bound: self.config.liveness }
+    }
+
+    fn dial(&mut self, info: &ConnectInfo, session: u32) -> Result<()> {
+        let deadline = Instant::now() + self.config.handshake_timeout;
+        let bind = self
+            .config
+            .bind
+            .parse()
+            .ok()
+            .filter(|address: &std::net::IpAddr| !address.is_loopback() && !address.is_unspecified());
+        let mut channel = oob::connect(&info.peer, info.oob_port, bind, deadline, self.liveness())?;
+        let (local, peer) = (channel.local_addr().ip(), channel.peer_addr().ip());
+        let code = data_path::choose(&self.config, peer, local);
+        let path = DataPath::open(code, self.role, &self.config, local)?;
+        channel.send(&hello(self.role, code, session, &path), deadline, "connect: sending the hello")?;
+        self.channel = Some(channel);
+        self.path = Some(path);
+        let channel = self.channel.as_mut().expect("just set");
+        let answer = channel.expect_hello(deadline, "connect: waiting for the coprocessor's hello")?;
+        if answer.role != Role::Coprocessor || answer.data_path != code {
+            return Err(TransportError::Protocol {
+                stage: "connect",
+                peer: channel.peer_addr().to_string(),
+                problem: format!(
+                    "it answered as a {} on {} where a coprocessor on {code} was asked for",
+                    answer.role, answer.data_path
+                ),
+            });
+        }
+        self.ready(session, &answer, deadline)
+    }
+
+    fn accept(&mut self, info: &ConnectInfo, session: u32) -> Result<()> {
+        self.listen(info.oob_port)?;
+        let listener = self.listener.as_ref().expect("just bound");
+        let how = Acceptance {
+            deadline: self.config.accept_timeout.map(|timeout| Instant::now() + timeout),
+            step: self.config.handshake_timeout,
+            liveness: self.liveness(),
+            cancel: Some(self.cancel.as_fd()),
+        };
+        let config = &self.config;
+        let accepted = listener.accept_hello(&how, &mut |hello| {
+            if hello.role != Role::Controller {
+                return Err("this is a coprocessor, and so are you: one side has to be the controller".into());
+            }
+            data_path::accepts(config, hello.data_path)
+        });
+        if matches!(accepted, Err(TransportError::Engine { .. })) {
+            // One cancellation ends one wait.
+            let _ = rustix::io::read(&*self.cancel, &mut [0; 8]);
+        }
+        let (channel, hello_in) = accepted?;
+        let deadline = Instant::now() + self.config.handshake_timeout;
+        let local = channel.local_addr().ip();
+        self.channel = Some(channel);
+        let path = DataPath::open(hello_in.data_path, self.role, &self.config, local)?;
+        let answer = hello(self.role, hello_in.data_path, session, &path);
+        self.path = Some(path);
+        let channel = self.channel.as_mut().expect("just set");
+        channel.send(&answer, deadline, "connect: answering the hello")?;
+        self.ready(session, &hello_in, deadline)
+    }
+
+    /// The last part of `connect`: the data path, and word from both sides that it is up.
+    fn ready(&mut self, session: u32, peer: &Hello, deadline: Instant) -> Result<()> {
+        let (Some(channel), Some(path)) = (&mut self.channel, &mut self.path) else { unreachable!("set by connect") };
+        let peer_name = channel.peer_addr().to_string();
+        path.bring_up(&peer.endpoint, &peer_name, deadline)?;
+        channel.send(&Message::Ready, deadline, "connect: saying that the data path is up")?;
+        channel.expect(Kind::Ready, deadline, "connect: waiting for the peer's data path")?;
+        self.own_session = session;
+        self.peer_session = peer.session;
+        self.path_name = path.name();
+        self.peer = Arc::new(Peer::new());
+        self.state = State::Connected;
+        tracing::debug!(peer = peer_name, data_path = self.path_name, "connected");
+        Ok(())
+    }
+
+    pub(crate) fn alloc_memory(&mut self, bytes: usize, kind: MemKind) -> Result<MemRegion> {
+        self.step("alloc_memory", State::Connected, |link| {
+            let region = link.path.as_mut().expect("connected").allocate(bytes, kind)?;
+            link.local = Some(region);
+            link.state = State::Allocated;
+            Ok(region)
+        })
+    }
+
+    pub(crate) fn exchange_keys(&mut self, local: &MemRegion) -> Result<PeerRef> {
+        self.step("exchange_keys", State::Allocated, |link| {
+            link.check_local(local)?;
+            let deadline = Instant::now() + link.config.handshake_timeout;
+            let (Some(channel), Some(path)) = (&mut link.channel, &mut link.path) else { unreachable!("connected") };
+            path.share()?;
+            // On shared memory the descriptor is what gives access; addresses are nobody's business.
+            let keys = match path {
+                DataPath::SharedMemory(_) => Keys { address: 0, size: local.size as u64, rkey: 0 },
+                #[cfg(feature = "rdma")]
+                DataPath::Verbs(_) => Keys { address: local.addr, size: local.size as u64, rkey: local.rkey.0 },
+            };
+            channel.send(&Message::Keys(keys), deadline, "exchange_keys: sending ours")?;
+            let keys = channel.expect_keys(deadline, "exchange_keys: waiting for the peer's")?;
+            let remote = PeerRef { rkey: RemoteKey(keys.rkey), remote_addr: keys.address, size: keys.size };
+            path.attach(&remote, deadline)?;
+            link.remote = Some(remote);
+            link.state = State::KeysExchanged;
+            Ok(remote)
+        })
+    }
+
+    fn check_local(&self, local: &MemRegion) -> Result<()> {
+        if self.local.as_ref() == Some(local) {
+            return Ok(());
+        }
+        Err(TransportError::invalid("local region", "is not the one that this session's alloc_memory gave"))
+    }
+
+    /// Compares the geometries, proves the way in both directions, and gives what moves the data.
+    pub(crate) fn establish_channel(
+        &mut self,
+        desc: &ChannelDesc,
+        local: &MemRegion,
+        peer: &PeerRef,
+    ) -> Result<Movement> {
+        self.step("establish_channel", State::KeysExchanged, |link| {
+            let (incoming, outgoing) = link.check_channel(desc, local, peer)?;
+            let deadline = Instant::now() + link.config.handshake_timeout;
+            let (Some(channel), Some(path)) = (&mut link.channel, &mut link.path) else { unreachable!("connected") };
+            path.establish(outgoing)?;
+            let own_check = path.incoming_check(link.own_session);
+            let first = link.config.first_sequence;
+            let reader = FrameReader::new(path.incoming(), incoming, own_check, first);
+            reader.prepare();
+            let check_kind = match own_check {
+                Check::Session(_) => CheckKind::SessionNumber,
+                Check::Crc(_) => CheckKind::Crc32c,
+            };
+            let own = oob::Geometry {
+                depth: desc.depth,
+                request_capacity: desc.request_capacity as u32,
+                reply_capacity: desc.reply_capacity as u32,
+                check_kind,
+                first_sequence: first,
+            };
+            channel.send(&Message::Channel(own), deadline, "establish_channel: sending the geometry")?;
+            let theirs = channel.expect_geometry(deadline, "establish_channel: waiting for the peer's geometry")?;
+            compare(&own, &theirs, channel.peer_addr())?;
+            let peer_check = match theirs.check_kind {
+                CheckKind::SessionNumber => Check::Session(link.peer_session),
+                CheckKind::Crc32c => Check::Crc(link.peer_session),
+            };
+            probe(channel, path, incoming, link.own_session, link.peer_session, deadline)?;
+            let writer = FrameWriter::new(outgoing, peer_check, first);
+            link.established = Some(desc.clone());
+            let events = path.events();
+            let channel = link.channel.take().expect("connected");
+            link.watcher = Some(Watcher::start(channel, link.peer.clone(), events, link.config.liveness)?);
+            link.state = State::Established;
+            Ok(Movement { path: link.path.take().expect("connected"), reader, writer })
+        })
+    }
+
+    /// Refuses a description that does not fit the regions or the path. Gives the shapes of the ring that this side
+    /// reads and of the one that it writes.
+    fn check_channel(&self, desc: &ChannelDesc, local: &MemRegion, peer: &PeerRef) -> Result<(Geometry, Geometry)> {
+        desc.validate()?;
+        self.check_local(local)?;
+        if self.remote.as_ref() != Some(peer) {
+            return Err(TransportError::invalid(
+                "peer region",
+                "is not the one that this session's exchange_keys gave",
+            ));
+        }
+        let named = desc.data_path.as_str();
+        let fits = match self.path_name {
+            "shm" => matches!(named, "" | "shm" | "shared_memory" | "memcpy"),
+            _ => matches!(named, "" | "verbs" | "rdma" | "cpu_verbs"),
+        };
+        if !fits {
+            return Err(TransportError::invalid(
+                "channel's data path",
+                format!("'{named}' was asked for and the session connected over '{}'", self.path_name),
+            ));
+        }
+        let (incoming, outgoing) = match self.role {
+            Role::Controller => (desc.replies(), desc.requests()),
+            Role::Coprocessor => (desc.requests(), desc.replies()),
+        };
+        if local.size < incoming.region_bytes() {
+            return Err(TransportError::invalid(
+                "local region",
+                format!("has {} bytes and the channel needs {}", local.size, incoming.region_bytes()),
+            ));
+        }
+        if peer.size < outgoing.region_bytes() as u64 {
+            return Err(TransportError::invalid(
+                "peer region",
+                format!("has {} bytes and the channel needs {}", peer.size, outgoing.region_bytes()),
+            ));
+        }
+        Ok((incoming, outgoing))
+    }
+
+    /// Tells the peer something, once the session is established.
+    pub(crate) fn tell(&self, message: &Message) {
+        if let Some(watcher) = &self.watcher {
+            watcher.tell(message);
+        }
+    }
+
+    /// Says goodbye and releases everything but the listener. What moves the data is the role's to drop, before.
+    pub(crate) fn close(&mut self) {
+        self.tell(&Message::Goodbye);
+        if let Some(channel) = &mut self.channel {
+            let soon = Instant::now() + std::time::Duration::from_millis(20);
+            let _ = channel.send(&Message::Goodbye, soon, "closing");
+        }
+        // The queue pair goes before the connection, so that the peer sees the goodbye and then nothing more.
+        self.path = None;
+        self.watcher = None;
+        self.channel = None;
+        self.local = None;
+        self.remote = None;
+        self.established = None;
+        self.state = State::New;
+    }
+}
+
+fn hello(role: Role, data_path: DataPathCode, session: u32, path: &DataPath) -> Message {
+    Message::Hello(Hello { role, data_path, session, endpoint: path.endpoint() })
+}
+
+/// Both sides have to describe the same rings.
+fn compare(own: &oob::Geometry, theirs: &oob::Geometry, peer: SocketAddr) -> Result<()> {
+    let fields = [
+        ("depth", own.depth, theirs.depth),
+        ("request capacity", own.request_capacity, theirs.request_capacity),
+        ("reply capacity", own.reply_capacity, theirs.reply_capacity),
+        ("first sequence number", own.first_sequence, theirs.first_sequence),
+    ];
+    let differing: Vec<_> = fields
+        .iter()
+        .filter(|(_, own, theirs)| own != theirs)
+        .map(|(name, own, theirs)| format!("{name} is {own} here and {theirs} there"))
+        .collect();
+    if differing.is_empty() {
+        return Ok(());
+    }
+    Err(TransportError::Protocol {
+        stage: "establish_channel",
+        peer: peer.to_string(),
+        problem: format!("the two sides describe different channels: {}", differing.join(", ")),
+    })
+}
+
+/// Writes a pattern longer than any MTU into the peer's region, and waits for the peer's own.
+fn probe(
+    channel: &mut Channel,
+    path: &mut DataPath,
+    incoming: Geometry,
+    own_session: u32,
+    peer_session: u32,
+    deadline: Instant,
+) -> Result<()> {
+    const STAGE: &str = "establish_channel: probing the data path";
+    let began = Instant::now();
+    path.send_probe(&pattern(peer_session))?;
+    let expected = pattern(own_session);
+    let memory = path.incoming();
+    let (mut arrived, mut confirmed) = (false, false);
+    while !(arrived && confirmed) {
+        // An error of our own write tells more than the peer's silence.
+        path.progress()?;
+        if !arrived && holds(&memory, incoming.ring_bytes(), &expected) {
+            arrived = true;
+            channel.send(&Message::Probed, deadline, STAGE)?;
+        }
+        if !confirmed && let Some(message) = channel.try_receive(STAGE)? {
+            if message != Message::Probed {
+                return Err(TransportError::Protocol {
+                    stage: STAGE,
+                    peer: channel.peer_addr().to_string(),
+                    problem: format!("a {} message came where a {} message was expected", message.kind(), Kind::Probed),
+                });
+            }
+            confirmed = true;
+        }
+        if Instant::now() >= deadline {
+            let what = match (arrived, confirmed) {
+                (true, _) => "the peer's write arrived here, ours was not seen there",
+                (_, true) => "our write arrived there, the peer's did not arrive here",
+                _ => "nothing passes either way",
+            };
+            return Err(TransportError::Timeout {
+                stage: STAGE,
+                waited: began.elapsed(),
+                hint: format!(
+                    "the connection stands but data does not pass: {what}; check the GID index and type, the MTU of the whole \
+                     path, and that no firewall drops UDP port 4791"
+                ),
+            });
+        }
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+/// The probe's bytes: a sequence of words made from the receiver's session number, never zero.
+fn pattern(session: u32) -> Vec<u8> {
+    let mut state = u64::from(session) << 32 | 0x5EED;
+    let mut bytes = Vec::with_capacity(Geometry::PROBE_BYTES);
+    while bytes.len() < Geometry::PROBE_BYTES {
+        // The multiplier of Knuth's MMIX generator; any that spreads the bits would do.
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        bytes.extend_from_slice(&(state | 1).to_le_bytes());
+    }
+    bytes
+}
+
+/// Whether the memory holds the pattern: its last word first, then all of it.
+fn holds(memory: &SharedBytes, start: usize, expected: &[u8]) -> bool {
+    let (_, last) = expected.split_at(expected.len() - 8);
+    if memory.load_acquire(start + expected.len() - 8).to_ne_bytes() != *last {
+        return false;
+    }
+    let mut copy = vec![0; expected.len()];
+    memory.copy_out(start, &mut copy);
+    copy == expected
+}
