@@ -69,6 +69,15 @@ impl DataPath {
         }
     }
 
+    /// The RDMA device, if there is one.
+    pub(crate) fn device(&self) -> Option<String> {
+        match self {
+            Self::SharedMemory(_) => None,
+            #[cfg(feature = "rdma")]
+            Self::Verbs(path) => Some(path.device()),
+        }
+    }
+
     /// What the peer has to know to reach this side.
     pub(crate) fn endpoint(&self) -> Endpoint {
         either!(self, path => path.endpoint())

@@ -121,28 +121,24 @@ impl Engine {
     /// Tells the loop to end and waits for it.
     ///
     /// # Errors
-    /// [`TransportError::Engine`] when it does not end within `bound`, because a coprocessor function has not returned: the
-    /// engine comes back, to be stopped again later.
-    pub(crate) fn stop(self, bound: Duration) -> Result<Loop, (TransportError, Option<Self>)> {
+    /// [`TransportError::Engine`] when it does not end within `bound`, because a coprocessor function has not returned: it
+    /// may be called again.
+    pub(crate) fn stop(&mut self, bound: Duration) -> Result<Loop> {
         self.shared.stop.store(true, Ordering::Relaxed);
-        if std::thread::current().id() == self.thread {
-            let problem = "stop was called from inside of the coprocessor function; it has been told to end".into();
-            return Err((TransportError::Engine { problem }, Some(self)));
-        }
-        match self.finished.recv_timeout(bound) {
-            Ok(mut work) => {
-                work.rewind();
-                Ok(work)
+        let problem = if std::thread::current().id() == self.thread {
+            "stop was called from inside of the coprocessor function; it has been told to end".into()
+        } else {
+            match self.finished.recv_timeout(bound) {
+                Ok(mut work) => {
+                    work.rewind();
+                    return Ok(work);
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    format!("the coprocessor function has not returned within {bound:?}; stop may be called again")
+                }
+                Err(RecvTimeoutError::Disconnected) => "its thread ended without giving back the data path".into(),
             }
-            Err(RecvTimeoutError::Timeout) => {
-                let problem =
-                    format!("the coprocessor function has not returned within {bound:?}; stop may be called again");
-                Err((TransportError::Engine { problem }, Some(self)))
-            }
-            Err(RecvTimeoutError::Disconnected) => Err((
-                TransportError::Engine { problem: "its thread ended without giving back the data path".into() },
-                None,
-            )),
-        }
+        };
+        Err(TransportError::Engine { problem })
     }
 }

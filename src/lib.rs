@@ -61,25 +61,15 @@
 //! | `stop`, coprocessor function does not return | 1 s | [`SessionConfig::stop_timeout`] | [`TransportError::Engine`] |
 //! | host name look-up | the resolver's own bound | `resolv.conf` | [`TransportError::Timeout`] |
 
-#![cfg_attr(loom, allow(dead_code, unused_imports, missing_docs))]
-#![warn(unreachable_pub)]
-
-#[cfg(not(loom))]
 mod config;
-#[cfg(not(loom))]
 mod data_path;
-#[cfg(not(loom))]
 mod devices;
-#[cfg(not(loom))]
 mod engine;
 mod error;
-#[cfg(not(loom))]
 mod oob;
 mod ring;
-#[cfg(not(loom))]
 mod session;
 
-#[cfg(not(loom))]
 pub use {
     config::{DataPathKind, SessionConfig},
     devices::{DeviceInfo, GidInfo, GidType, LinkLayer, PortInfo, PortState, devices},

@@ -25,4 +25,4 @@ mod test_support;
 pub(crate) use channel::{Channel, Liveness};
 pub(crate) use dial::connect;
 pub(crate) use listener::{Acceptance, Listener};
-pub(crate) use message::{CheckKind, DataPathCode, Endpoint, Geometry, Hello, Keys, Kind, Message, Role};
+pub(crate) use message::{CheckKind, DataPathCode, Endpoint, Geometry, Hello, Keys, Kind, Message, Proposal, Role};

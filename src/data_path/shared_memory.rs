@@ -75,7 +75,7 @@ impl SharedMemory {
         }
         let stream = match self.listener.take() {
             None => meet_as_controller(peer, deadline)?,
-            Some(listener) => meet_as_coprocessor(&listener, &self.endpoint.token, deadline)?,
+            Some(listener) => meet_as_coprocessor(&listener, &self.endpoint, deadline)?,
         };
         self.stream = Some(stream);
         Ok(())
@@ -196,7 +196,7 @@ fn meet_as_controller(peer: &Endpoint, deadline: Instant) -> Result<UnixStream> 
 }
 
 /// Waits for the controller. Strangers, who cannot know the token, are turned away.
-fn meet_as_coprocessor(listener: &UnixListener, token: &[u8; 16], deadline: Instant) -> Result<UnixStream> {
+fn meet_as_coprocessor(listener: &UnixListener, endpoint: &Endpoint, deadline: Instant) -> Result<UnixStream> {
     let stage = "connect: waiting for the controller at the Unix socket of the meeting";
     loop {
         wait_readable(listener, deadline, stage)?;
@@ -204,9 +204,8 @@ fn meet_as_coprocessor(listener: &UnixListener, token: &[u8; 16], deadline: Inst
         let patience = remaining(deadline).min(Duration::from_secs(1));
         let mut shown = [0; 16];
         let read = stream.set_read_timeout(Some(patience)).and_then(|()| stream.read_exact(&mut shown));
-        // The token is random and used once: comparing it in variable time tells nothing of use.
         match read {
-            Ok(()) if shown == *token => return Ok(stream),
+            Ok(()) if endpoint.token_is(&shown) => return Ok(stream),
             Ok(()) => tracing::debug!("a stranger came to the meeting with a wrong token"),
             Err(error) => tracing::debug!(%error, "a stranger came to the meeting"),
         }

@@ -115,6 +115,11 @@ impl Verbs {
         })
     }
 
+    /// Its name and port, as in `rxe0 port 1`.
+    pub(crate) fn device(&self) -> String {
+        format!("{} port {}", self.domain.context.name, self.route.port)
+    }
+
     pub(crate) fn endpoint(&self) -> Endpoint {
         Endpoint {
             link_layer: self.route.link_layer,

@@ -15,13 +15,15 @@ use crate::oob::{Channel, Message};
 
 /// How long telling the peer something may take: its socket buffer is empty but for a frozen peer.
 const SEND_BOUND: Duration = Duration::from_millis(20);
+/// How long a goodbye waits for the peer to hang up too.
+const CLOSE_BOUND: Duration = Duration::from_millis(5);
 /// Where errors come from.
 const STAGE: &str = "watching the peer";
 
 /// A running watcher. Dropping it ends the thread.
 #[derive(Debug)]
 pub(crate) struct Watcher {
-    channel: Arc<Mutex<Channel>>,
+    channel: Option<Arc<Mutex<Channel>>>,
     wake: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -47,12 +49,31 @@ impl Watcher {
                 watch.run(&socket, &thread_wake);
             })
             .map_err(|error| TransportError::system("clone", "the watcher thread", error))?;
-        Ok(Self { channel, wake, thread: Some(thread) })
+        Ok(Self { channel: Some(channel), wake, thread: Some(thread) })
+    }
+
+    /// Ends the watch, says goodbye and closes the connection.
+    pub(crate) fn close(mut self) {
+        self.end();
+        // The thread had the only other share of it.
+        if let Some(channel) = self.channel.take().and_then(Arc::into_inner) {
+            channel.into_inner().unwrap_or_else(PoisonError::into_inner).close(Instant::now() + CLOSE_BOUND);
+        }
+    }
+
+    fn end(&mut self) {
+        // A counter that cannot be raised is full of wakes already.
+        let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            // It waits for nothing but this and bounded sends.
+            let _ = thread.join();
+        }
     }
 
     /// Tells the peer something, as far as it takes it at once.
     pub(crate) fn tell(&self, message: &Message) {
-        if let Err(error) = lock(&self.channel).send(message, Instant::now() + SEND_BOUND, "telling the peer") {
+        let Some(channel) = &self.channel else { return };
+        if let Err(error) = lock(channel).send(message, Instant::now() + SEND_BOUND, "telling the peer") {
             tracing::debug!(%error, "the peer was not told");
         }
     }
@@ -60,12 +81,7 @@ impl Watcher {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        // A counter that cannot be raised is full of wakes already.
-        let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take() {
-            // It waits for nothing but this and bounded sends.
-            let _ = thread.join();
-        }
+        self.end();
     }
 }
 

@@ -10,9 +10,10 @@ use crate::error::{Result, TransportError};
 use crate::ring::{Check, FrameReader, FrameWriter, Geometry, Polled, SharedBytes, Trailer};
 use crate::session::function::{CoprocessorFunction, FunctionError, Functions, Request};
 
+type Launch = dyn FnMut(WorkerRings) -> Result<(), FunctionError> + Send;
+
 /// Starts a worker. Called once in each `start`.
-#[derive(Default)]
-pub(crate) struct Launcher(Option<Box<dyn FnMut(WorkerRings) -> Result<(), FunctionError> + Send>>);
+pub(crate) struct Launcher(Box<Launch>);
 
 impl std::fmt::Debug for Launcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -22,12 +23,11 @@ impl std::fmt::Debug for Launcher {
 
 impl Launcher {
     pub(crate) fn new(launch: impl FnMut(WorkerRings) -> Result<(), FunctionError> + Send + 'static) -> Self {
-        Self(Some(Box::new(launch)))
+        Self(Box::new(launch))
     }
 
     pub(crate) fn launch(&mut self, rings: WorkerRings) -> Result<()> {
-        let Some(launch) = &mut self.0 else { unreachable!("a launcher is made with its function") };
-        launch(rings)
+        (self.0)(rings)
             .map_err(|error| TransportError::Engine { problem: format!("the worker could not be launched: {error}") })
     }
 }

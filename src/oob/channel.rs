@@ -84,6 +84,7 @@ impl Channel {
     ///
     /// [`TransportError::System`] if the socket cannot be set up; [`TransportError::PeerLost`] if it is not
     /// connected any more.
+    #[cfg(test)]
     pub(crate) fn new(stream: TcpStream, liveness: Liveness) -> Result<Self> {
         const STAGE: &str = "setting up the connection";
         let peer = stream.peer_addr().map_err(|error| TransportError::PeerLost {
@@ -127,11 +128,13 @@ impl Channel {
     }
 
     /// The session number of our hello; 0 until it is sent.
+    #[cfg(test)]
     pub(crate) fn own_session(&self) -> u32 {
         self.own_session
     }
 
     /// The session number of the peer's hello; 0 until it is received.
+    #[cfg(test)]
     pub(crate) fn peer_session(&self) -> u32 {
         self.peer_session
     }

@@ -125,7 +125,7 @@ impl Kind {
     /// Fewest bytes that a body of this kind has.
     pub(crate) fn body_length(self) -> usize {
         match self {
-            Self::Hello => 88,
+            Self::Hello => 100,
             Self::Keys => 20,
             Self::Channel => 20,
             _ => 0,
@@ -196,6 +196,19 @@ pub(crate) struct Hello {
     pub(crate) session: u32,
     /// The sender's end of the data path.
     pub(crate) endpoint: Endpoint,
+    /// The channel that the sender means to establish: what a recipient that has no wish of its own may adopt.
+    pub(crate) proposal: Proposal,
+}
+
+/// The shape of a channel as its sender wishes it; all 0 for no wish.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Proposal {
+    /// Slots of a ring.
+    pub(crate) depth: u32,
+    /// Payload bytes that a request may have, at most [`MAX_24_BITS`].
+    pub(crate) request_capacity: u32,
+    /// Payload bytes that a reply may have, at most [`MAX_24_BITS`].
+    pub(crate) reply_capacity: u32,
 }
 
 /// A region that the recipient may write to.
@@ -298,6 +311,9 @@ impl Message {
                 body.extend(end.host);
                 body.extend(end.rendezvous);
                 body.extend(end.token);
+                body.extend(hello.proposal.depth.to_le_bytes());
+                body.extend(hello.proposal.request_capacity.to_le_bytes());
+                body.extend(hello.proposal.reply_capacity.to_le_bytes());
             }
             Self::Keys(keys) => {
                 body.extend(keys.address.to_le_bytes());
@@ -368,7 +384,17 @@ fn hello(fields: &mut Fields<'_>) -> Result<Hello, Problem> {
     fields.require(padding == 0, "padding", padding, "0")?;
     let (host, rendezvous, token) = (fields.take()?, fields.take()?, fields.take()?);
     let endpoint = Endpoint { link_layer, mtu, lid, queue_pair, psn, gid, gid_type, pkey, host, rendezvous, token };
-    Ok(Hello { role, data_path, session, endpoint })
+    let (depth, request_capacity, reply_capacity) = shape(fields)?;
+    Ok(Hello { role, data_path, session, endpoint, proposal: Proposal { depth, request_capacity, reply_capacity } })
+}
+
+/// Depth and capacities.
+fn shape(fields: &mut Fields<'_>) -> Result<(u32, u32, u32), Problem> {
+    let (depth, request_capacity, reply_capacity) = (fields.u32()?, fields.u32()?, fields.u32()?);
+    for (name, capacity) in [("request capacity", request_capacity), ("reply capacity", reply_capacity)] {
+        fields.require(capacity <= MAX_24_BITS, name, capacity, "at most 16777215, as a frame's length has 24 bits")?;
+    }
+    Ok((depth, request_capacity, reply_capacity))
 }
 
 fn keys(fields: &mut Fields<'_>) -> Result<Keys, Problem> {
@@ -379,11 +405,8 @@ fn keys(fields: &mut Fields<'_>) -> Result<Keys, Problem> {
 }
 
 fn geometry(fields: &mut Fields<'_>) -> Result<Geometry, Problem> {
-    let (depth, request_capacity, reply_capacity) = (fields.u32()?, fields.u32()?, fields.u32()?);
+    let (depth, request_capacity, reply_capacity) = shape(fields)?;
     fields.require(depth != 0, "depth", depth, "at least 1")?;
-    for (name, capacity) in [("request capacity", request_capacity), ("reply capacity", reply_capacity)] {
-        fields.require(capacity <= MAX_24_BITS, name, capacity, "at most 16777215, as a frame's length has 24 bits")?;
-    }
     let check = fields.u8()?;
     let check_kind = CheckKind::from_code(check)
         .ok_or_else(|| fields.refuse("check kind", check, "0 (session number) or 1 (CRC-32C)"))?;

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::channel::{Channel, Liveness};
-use super::message::{DataPathCode, Endpoint, Hello, LINK_ETHERNET, Role};
+use super::message::{DataPathCode, Endpoint, Hello, LINK_ETHERNET, Proposal, Role};
 
 /// A test that takes longer than this has got stuck.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -40,7 +40,7 @@ pub(crate) fn soon() -> Instant {
 /// A hello of the dialling side.
 pub(crate) fn hello(session: u32) -> Hello {
     let endpoint = Endpoint { link_layer: LINK_ETHERNET, mtu: 3, queue_pair: 17, ..Endpoint::default() };
-    Hello { role: Role::Controller, data_path: DataPathCode::Verbs, session, endpoint }
+    Hello { role: Role::Controller, data_path: DataPathCode::Verbs, session, endpoint, proposal: Proposal::default() }
 }
 
 /// A channel, and the bare socket at its other end.

@@ -113,14 +113,6 @@ mod real {
             // SAFETY: as in `copy_out`.
             unsafe { copy::copy(from.as_ptr(), to, from.len()) }
         }
-
-        /// Sets all bytes to zero.
-        pub(crate) fn zero(&self, offset: usize, bytes: usize) {
-            let zeros = [0; 256];
-            for start in (0..bytes).step_by(zeros.len()) {
-                self.copy_in(offset + start, &zeros[..zeros.len().min(bytes - start)]);
-            }
-        }
     }
 }
 

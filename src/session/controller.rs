@@ -17,6 +17,9 @@ use crate::ring::{FrameReader, FrameWriter, Polled, Trailer};
 
 /// Bursts of looks between two looks at the completions.
 const PROGRESS_EVERY: u32 = 16;
+/// How long a peer that has stopped is waited for before `collect` says so: its word that it has started again may be on
+/// its way.
+const RESTART_GRACE: Duration = Duration::from_millis(20);
 
 /// The controller's end of a connection: it sends requests and collects their replies.
 ///
@@ -199,7 +202,7 @@ impl ControllerSession {
     /// # Errors
     /// Those of `collect`, but for the timeout.
     pub fn try_collect(&mut self, replies: &mut [&mut [u8]]) -> Result<Option<usize>> {
-        match self.look("try_collect")? {
+        match self.look("try_collect", true)? {
             Some(trailer) => self.finish(trailer, replies).map(Some),
             None => Ok(None),
         }
@@ -240,6 +243,12 @@ impl ControllerSession {
         self.link.path_name()
     }
 
+    /// The RDMA device and port in use, as in `rxe0 port 1`; `None` on shared memory and before `connect`.
+    #[must_use]
+    pub fn device(&self) -> Option<&str> {
+        self.link.device.as_deref()
+    }
+
     /// What was granted of the real-time settings at the last `start`. The controller has no engine thread: they apply to
     /// the thread that called `start`, which is expected to be the one that collects.
     #[must_use]
@@ -274,7 +283,7 @@ impl ControllerSession {
 
     /// One look for the reply of the oldest round in flight.
     #[inline]
-    fn look(&mut self, call: &'static str) -> Result<Option<Trailer>> {
+    fn look(&mut self, call: &'static str, stopped_counts: bool) -> Result<Option<Trailer>> {
         if self.link.state != State::Running {
             return Err(self.failure().unwrap_or_else(|| self.link.state.refuse(call)));
         }
@@ -287,13 +296,14 @@ impl ControllerSession {
         }
         match rounds.poll() {
             Ok(Some(trailer)) => Ok(Some(trailer)),
-            Ok(None) => self.look_around(),
+            Ok(None) => self.look_around(stopped_counts),
             Err(error) => Err(self.fail(error)),
         }
     }
 
-    /// What there is to notice when no reply is there.
-    fn look_around(&mut self) -> Result<Option<Trailer>> {
+    /// What there is to notice when no reply is there. `stopped_counts`: do not wait for
+    /// a peer that has stopped to start again.
+    fn look_around(&mut self, stopped_counts: bool) -> Result<Option<Trailer>> {
         let rounds = self.rounds.as_mut().expect("running");
         if let Err(error) = rounds.path.progress() {
             return Err(self.fail(error));
@@ -301,6 +311,7 @@ impl ControllerSession {
         let Some(obstacle) = self.link.peer.obstacle("collect") else { return Ok(None) };
         // What the peer wrote before it ended is there by now.
         match rounds.poll() {
+            Ok(None) if obstacle.is_recoverable() && !stopped_counts => Ok(None),
             Ok(None) if obstacle.is_recoverable() => {
                 rounds.give_up_oldest();
                 Err(obstacle)
@@ -314,11 +325,11 @@ impl ControllerSession {
     /// Polls until the reply of the oldest round in flight is there.
     #[inline]
     fn wait(&mut self) -> Result<Trailer> {
-        if let Some(trailer) = self.look("collect")? {
-            return Ok(trailer);
-        }
         let began = clock::now();
         let patience = self.link.config.reply_timeout;
+        if let Some(trailer) = self.look("collect", false)? {
+            return Ok(trailer);
+        }
         let mut bursts = 0_u32;
         loop {
             let rounds = self.rounds.as_mut().expect("running");
@@ -335,13 +346,14 @@ impl ControllerSession {
             if let Some(spinner) = &rounds.spinner {
                 spinner.rest();
             }
+            let waited = clock::since(began, clock::now());
             bursts = bursts.wrapping_add(1);
             if bursts.is_multiple_of(PROGRESS_EVERY)
-                && let Some(trailer) = self.look_around()?
+                && let Some(trailer) = self.look_around(waited > RESTART_GRACE.as_nanos() as u64)?
             {
                 return Ok(trailer);
             }
-            if clock::since(began, clock::now()) > patience.as_nanos() as u64 {
+            if waited > patience.as_nanos() as u64 {
                 return Err(self.timed_out(patience));
             }
         }
@@ -455,10 +467,10 @@ impl Rounds {
         };
         let bytes = self.writer.publish(memory, slot_end, 0, decoder_id);
         self.staged = Staged::Nothing;
-        self.path.send(sequence, bytes)?;
-        // Taken while the request is on its way.
+        // On shared memory the request is on its way from here on, on verbs from the post that follows.
         let slot = sequence as usize & (self.kicked.len() - 1);
         self.kicked[slot] = clock::now();
+        self.path.send(sequence, bytes)?;
         Ok(sequence)
     }
 

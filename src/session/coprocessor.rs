@@ -108,6 +108,42 @@ impl CoprocessorSession {
         self.establish_channel(&desc, &local, &peer)
     }
 
+    /// The channel that the client means to establish, for coprocessors that adopt it: known after `connect`. It is a
+    /// stranger's wish until checked: it says how much memory the rings will take
+    /// ([`ChannelDesc::coprocessor_bytes`]).
+    #[must_use]
+    pub fn proposed_channel(&self) -> Option<&ChannelDesc> {
+        self.link.proposed.as_ref()
+    }
+
+    /// Like [`open`](Self::open), with the channel that the client proposes, as long as both rings together take no more
+    /// than `most_bytes`.
+    ///
+    /// # Errors
+    /// Those of the four steps; [`TransportError::Invalid`] for a channel that takes more or cannot be built, after which
+    /// the session has been closed and may `connect` again.
+    pub fn open_as_proposed(&mut self, info: &ConnectInfo, most_bytes: usize) -> Result<()> {
+        self.connect(info)?;
+        let desc = self.link.proposed.clone().expect("connected");
+        let checked = desc.validate().and_then(|()| {
+            let bytes = desc.coprocessor_bytes().saturating_add(desc.controller_bytes());
+            if bytes <= most_bytes {
+                return Ok(());
+            }
+            Err(TransportError::invalid(
+                "proposed channel",
+                format!("takes {bytes} bytes where {most_bytes} are allowed"),
+            ))
+        });
+        if let Err(error) = checked {
+            self.link.refuse(&error);
+            return Err(error);
+        }
+        let local = self.alloc_memory(desc.coprocessor_bytes(), MemKind::CpuRam)?;
+        let peer = self.exchange_keys(&local)?;
+        self.establish_channel(&desc, &local, &peer)
+    }
+
     /// What ends a wait for a client from another thread.
     #[must_use]
     pub fn canceller(&self) -> Canceller {
@@ -181,6 +217,12 @@ impl CoprocessorSession {
     #[must_use]
     pub fn data_path(&self) -> &'static str {
         self.link.path_name()
+    }
+
+    /// The RDMA device and port in use, as in `rxe0 port 1`; `None` on shared memory and before `connect`.
+    #[must_use]
+    pub fn device(&self) -> Option<&str> {
+        self.link.device.as_deref()
     }
 
     /// What was granted of the real-time settings at the last `start`.
@@ -351,19 +393,9 @@ impl TransportSession for CoprocessorSession {
 
     fn stop(&mut self) -> Result<()> {
         let bound: Duration = self.link.config.stop_timeout;
-        match std::mem::replace(&mut self.work, Work::None) {
-            Work::There(engine) => match engine.stop(bound) {
-                Ok(work) => self.work = Work::Leaving(Box::new(work)),
-                Err((error, Some(engine))) => {
-                    self.work = Work::There(engine);
-                    return Err(error);
-                }
-                Err((error, None)) => {
-                    self.link.state = State::Failed;
-                    return Err(error);
-                }
-            },
-            other => self.work = other,
+        if let Work::There(engine) = &mut self.work {
+            let work = engine.stop(bound)?;
+            self.work = Work::Leaving(Box::new(work));
         }
         if let Work::Leaving(work) = &mut self.work {
             work.await_worker(bound)?;

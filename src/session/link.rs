@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
 
@@ -16,7 +16,7 @@ use crate::engine::peer::Peer;
 use crate::engine::watcher::Watcher;
 use crate::error::{Result, TransportError};
 use crate::oob::{
-    self, Acceptance, Channel, CheckKind, DataPathCode, Hello, Keys, Kind, Listener, Liveness, Message, Role,
+    self, Acceptance, Channel, CheckKind, DataPathCode, Hello, Keys, Kind, Listener, Liveness, Message, Proposal, Role,
 };
 use crate::ring::{Check, FrameReader, FrameWriter, Geometry, SharedBytes};
 
@@ -37,6 +37,10 @@ pub(crate) struct Link {
     own_session: u32,
     peer_session: u32,
     path_name: &'static str,
+    /// The RDMA device in use.
+    pub(crate) device: Option<String>,
+    /// The channel that the peer means to establish.
+    pub(crate) proposed: Option<ChannelDesc>,
     pub(crate) established: Option<ChannelDesc>,
     pub(crate) peer: Arc<Peer>,
     watcher: Option<Watcher>,
@@ -81,6 +85,8 @@ impl Link {
             own_session: 0,
             peer_session: 0,
             path_name: "none",
+            device: None,
+            proposed: None,
             established: None,
             peer: Arc::new(Peer::new()),
             watcher: None,
@@ -174,7 +180,11 @@ impl Link {
         let (local, peer) = (channel.local_addr().ip(), channel.peer_addr().ip());
         let code = data_path::choose(&self.config, peer, local);
         let path = DataPath::open(code, self.role, &self.config, local)?;
-        channel.send(&hello(self.role, code, session, &path), deadline, "connect: sending the hello")?;
+        channel.send(
+            &hello(self.role, code, session, &path, &self.config.channel),
+            deadline,
+            "connect: sending the hello",
+        )?;
         self.channel = Some(channel);
         self.path = Some(path);
         let channel = self.channel.as_mut().expect("just set");
@@ -217,7 +227,7 @@ impl Link {
         let local = channel.local_addr().ip();
         self.channel = Some(channel);
         let path = DataPath::open(hello_in.data_path, self.role, &self.config, local)?;
-        let answer = hello(self.role, hello_in.data_path, session, &path);
+        let answer = hello(self.role, hello_in.data_path, session, &path, &self.config.channel);
         self.path = Some(path);
         let channel = self.channel.as_mut().expect("just set");
         channel.send(&answer, deadline, "connect: answering the hello")?;
@@ -234,6 +244,9 @@ impl Link {
         self.own_session = session;
         self.peer_session = peer.session;
         self.path_name = path.name();
+        self.device = path.device();
+        let Proposal { depth, request_capacity, reply_capacity } = peer.proposal;
+        self.proposed = Some(ChannelDesc::new(depth, request_capacity as usize, reply_capacity as usize));
         self.peer = Arc::new(Peer::new());
         self.state = State::Connected;
         tracing::debug!(peer = peer_name, data_path = self.path_name, "connected");
@@ -371,26 +384,39 @@ impl Link {
         }
     }
 
+    /// Tells the peer why it is refused, and releases everything but the listener.
+    pub(crate) fn refuse(&mut self, error: &TransportError) {
+        if let Some(channel) = &mut self.channel {
+            channel.refuse(&error.to_string());
+        }
+        self.close();
+    }
+
     /// Says goodbye and releases everything but the listener. What moves the data is the role's to drop, before.
     pub(crate) fn close(&mut self) {
-        self.tell(&Message::Goodbye);
-        if let Some(channel) = &mut self.channel {
-            let soon = Instant::now() + std::time::Duration::from_millis(20);
-            let _ = channel.send(&Message::Goodbye, soon, "closing");
-        }
         // The queue pair goes before the connection, so that the peer sees the goodbye and then nothing more.
         self.path = None;
-        self.watcher = None;
-        self.channel = None;
+        if let Some(watcher) = self.watcher.take() {
+            watcher.close();
+        }
+        if let Some(channel) = self.channel.take() {
+            channel.close(Instant::now() + Duration::from_millis(5));
+        }
         self.local = None;
         self.remote = None;
         self.established = None;
+        self.proposed = None;
         self.state = State::New;
     }
 }
 
-fn hello(role: Role, data_path: DataPathCode, session: u32, path: &DataPath) -> Message {
-    Message::Hello(Hello { role, data_path, session, endpoint: path.endpoint() })
+fn hello(role: Role, data_path: DataPathCode, session: u32, path: &DataPath, desc: &ChannelDesc) -> Message {
+    let proposal = Proposal {
+        depth: desc.depth,
+        request_capacity: desc.request_capacity as u32,
+        reply_capacity: desc.reply_capacity as u32,
+    };
+    Message::Hello(Hello { role, data_path, session, endpoint: path.endpoint(), proposal })
 }
 
 /// Both sides have to describe the same rings.

@@ -218,7 +218,7 @@ fn the_deadline_holds_and_the_hint_says_what_came() {
         let bytes = Message::Hello(hello(2)).encode(0);
         socket.write_all(&bytes[..30]).unwrap();
         let hint = timed_out(channel.receive(soon(), STAGE).unwrap_err());
-        assert!(hint.contains("30 of 104 bytes"), "{hint}");
+        assert!(hint.contains("30 of 116 bytes"), "{hint}");
         socket.write_all(&bytes[30..]).unwrap();
         channel.expect_hello(far(), STAGE).unwrap();
         let hint = timed_out(channel.receive(soon(), STAGE).unwrap_err());

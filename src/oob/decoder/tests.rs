@@ -2,7 +2,9 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::oob::message::{CheckKind, DataPathCode, Endpoint, Geometry, Hello, Keys, MAX_24_BITS, MAX_TEXT, Role};
+use crate::oob::message::{
+    CheckKind, DataPathCode, Endpoint, Geometry, Hello, Keys, MAX_24_BITS, MAX_TEXT, Proposal, Role,
+};
 
 fn endpoint(path: DataPathCode) -> impl Strategy<Value = Endpoint> {
     let verbs = path == DataPathCode::Verbs;
@@ -19,8 +21,11 @@ fn endpoint(path: DataPathCode) -> impl Strategy<Value = Endpoint> {
 fn hello() -> impl Strategy<Value = Hello> {
     let path = prop_oneof![Just(DataPathCode::SharedMemory), Just(DataPathCode::Verbs)];
     let rest = path.prop_flat_map(|path| (Just(path), endpoint(path)));
-    (prop_oneof![Just(Role::Controller), Just(Role::Coprocessor)], 1..=u32::MAX, rest)
-        .prop_map(|(role, session, (data_path, endpoint))| Hello { role, data_path, session, endpoint })
+    let proposal = (any::<u32>(), 0..=MAX_24_BITS, 0..=MAX_24_BITS)
+        .prop_map(|(depth, request_capacity, reply_capacity)| Proposal { depth, request_capacity, reply_capacity });
+    (prop_oneof![Just(Role::Controller), Just(Role::Coprocessor)], 1..=u32::MAX, rest, proposal).prop_map(
+        |(role, session, (data_path, endpoint), proposal)| Hello { role, data_path, session, endpoint, proposal },
+    )
 }
 
 fn message() -> impl Strategy<Value = Message> {

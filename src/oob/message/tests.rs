@@ -37,12 +37,14 @@ fn vectors() -> Vec<(&'static str, u32, Message)> {
             rendezvous: [0; 16],
             token: std::array::from_fn(|i| 0xE0 + i as u8),
         },
+        proposal: Proposal { depth: 64, request_capacity: 16, reply_capacity: 8 },
     };
     let hello_memory = Hello {
         role: Role::Coprocessor,
         data_path: DataPathCode::SharedMemory,
         session: 0xA1B2_C3D4,
         endpoint: Endpoint { host, rendezvous: std::array::from_fn(|i| 0xC0 + i as u8), ..Endpoint::default() },
+        proposal: Proposal::default(),
     };
     let keys = Keys { address: 0xFFFF_8877_6655_44CC, size: 0x1_0000, rkey: 0x89AB_CDEF };
     let geometry = Geometry {
