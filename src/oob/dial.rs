@@ -21,6 +21,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 /// How long one address may take in the first turn; each turn doubles it. So an address that swallows packets does
 /// not use up the time of those after it, and a slow one gets its time in the end.
 const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
+/// No attempt lasts longer: the kernel itself gives up after about two minutes.
+const LONGEST_ATTEMPT: Duration = Duration::from_secs(120);
 
 /// Connects to a peer by name or address: `controller-7`, `10.9.0.1`, `::1`, `[::1]`, `fe80::1%eth0`.
 ///
@@ -80,7 +82,7 @@ pub(crate) fn connect(
         }
         thread::sleep(pause.min(deadline - now));
         pause = (pause * 3 / 2).min(PAUSES.1);
-        limit *= 2;
+        limit = (limit * 2).min(LONGEST_ATTEMPT);
     }
 }
 

@@ -238,7 +238,7 @@ impl Link {
     fn ready(&mut self, session: u32, peer: &Hello, deadline: Instant) -> Result<()> {
         let (Some(channel), Some(path)) = (&mut self.channel, &mut self.path) else { unreachable!("set by connect") };
         let peer_name = channel.peer_addr().to_string();
-        path.bring_up(&peer.endpoint, &peer_name, deadline)?;
+        path.bring_up(&peer.endpoint, &peer_name, deadline).map_err(|error| last_words(channel, error))?;
         channel.send(&Message::Ready, deadline, "connect: saying that the data path is up")?;
         channel.expect(Kind::Ready, deadline, "connect: waiting for the peer's data path")?;
         self.own_session = session;
@@ -267,7 +267,7 @@ impl Link {
             link.check_local(local)?;
             let deadline = Instant::now() + link.config.handshake_timeout;
             let (Some(channel), Some(path)) = (&mut link.channel, &mut link.path) else { unreachable!("connected") };
-            path.share()?;
+            path.share().map_err(|error| last_words(channel, error))?;
             // On shared memory the descriptor is what gives access; addresses are nobody's business.
             let keys = match path {
                 DataPath::SharedMemory(_) => Keys { address: 0, size: local.size as u64, rkey: 0 },
@@ -277,7 +277,7 @@ impl Link {
             channel.send(&Message::Keys(keys), deadline, "exchange_keys: sending ours")?;
             let keys = channel.expect_keys(deadline, "exchange_keys: waiting for the peer's")?;
             let remote = PeerRef { rkey: RemoteKey(keys.rkey), remote_addr: keys.address, size: keys.size };
-            path.attach(&remote, deadline)?;
+            path.attach(&remote, deadline).map_err(|error| last_words(channel, error))?;
             link.remote = Some(remote);
             link.state = State::KeysExchanged;
             Ok(remote)
@@ -407,6 +407,14 @@ impl Link {
         self.established = None;
         self.proposed = None;
         self.state = State::New;
+    }
+}
+
+/// What the peer said before it broke off, where that explains an error of the data path.
+fn last_words(channel: &mut Channel, error: TransportError) -> TransportError {
+    match channel.receive(Instant::now() + Duration::from_millis(50), "bring-up") {
+        Err(said @ (TransportError::PeerRefused { .. } | TransportError::PeerClosed { .. })) => said,
+        _ => error,
     }
 }
 

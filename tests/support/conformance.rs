@@ -3,6 +3,8 @@
 //! A test file names a function that gives the two sides' settings and the coprocessor's address, and
 //! instantiates the suite with [`conformance!`].
 
+#![allow(dead_code)] // each test file uses a part of it
+
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -15,20 +17,20 @@ use catalyst_transport::{
 
 /// Settings of one data path.
 #[derive(Clone)]
-pub struct Setup {
+pub(crate) struct Setup {
     /// The controller's settings.
-    pub controller: SessionConfig,
+    pub(crate) controller: SessionConfig,
     /// The coprocessor's settings.
-    pub coprocessor: SessionConfig,
+    pub(crate) coprocessor: SessionConfig,
     /// Where the controller finds the coprocessor.
-    pub host: &'static str,
+    pub(crate) host: &'static str,
     /// Emulated devices are slow: counts are divided by this.
-    pub slowness: u32,
+    pub(crate) slowness: u32,
 }
 
 impl Setup {
     /// The same change to both sides.
-    pub fn both(mut self, change: impl Fn(SessionConfig) -> SessionConfig) -> Self {
+    pub(crate) fn both(mut self, change: impl Fn(SessionConfig) -> SessionConfig) -> Self {
         self.controller = change(self.controller);
         self.coprocessor = change(self.coprocessor);
         self
@@ -40,7 +42,7 @@ impl Setup {
 }
 
 /// Runs a test body that must end: a hang is a failure that says so.
-pub fn watchdog(body: impl FnOnce() + Send + 'static) {
+pub(crate) fn watchdog(body: impl FnOnce() + Send + 'static) {
     let (done, wait) = channel();
     let thread = std::thread::spawn(move || {
         body();
@@ -111,7 +113,7 @@ fn ask(controller: &mut ControllerSession, payload: &[u8], decoder_id: u32) -> c
 }
 
 /// Every size comes back as it went, many times over.
-pub fn payloads_of_every_size(setup: Setup) {
+pub(crate) fn payloads_of_every_size(setup: Setup) {
     for (size, rounds) in [
         (0, 500),
         (1, 500),
@@ -136,7 +138,7 @@ pub fn payloads_of_every_size(setup: Setup) {
 }
 
 /// Requests and replies have capacities of their own.
-pub fn requests_and_replies_differ_in_size(setup: Setup) {
+pub(crate) fn requests_and_replies_differ_in_size(setup: Setup) {
     let reverse = |request: Request<'_>, reply: &mut [u8]| -> Result<usize, FunctionError> {
         let length = request.payload.len().min(reply.len());
         for (to, from) in reply.iter_mut().zip(request.payload.iter().rev()) {
@@ -156,7 +158,7 @@ pub fn requests_and_replies_differ_in_size(setup: Setup) {
 }
 
 /// As many rounds as the ring has slots may be in flight, and not one more; replies come in order.
-pub fn the_window_is_the_ring(setup: Setup) {
+pub(crate) fn the_window_is_the_ring(setup: Setup) {
     for depth in [1, 2, 4, 64] {
         let (mut controller, mut coprocessor) = open(&setup.clone().channel(depth, 8, 8), echo);
         // The coprocessor has not started: nothing is taken, and the ring fills.
@@ -184,7 +186,7 @@ pub fn the_window_is_the_ring(setup: Setup) {
 }
 
 /// A reply is scattered over all buffers; where they are too small it is kept.
-pub fn replies_are_scattered_and_never_cut(setup: Setup) {
+pub(crate) fn replies_are_scattered_and_never_cut(setup: Setup) {
     let (mut controller, _coprocessor) = running(&setup.channel(4, 20, 20), echo);
     let payload = bytes(20, 1);
     controller.write_data_slot(&payload, 0).unwrap();
@@ -205,7 +207,7 @@ pub fn replies_are_scattered_and_never_cut(setup: Setup) {
 }
 
 /// Each work item has sizes of its own.
-pub fn work_items_have_their_own_sizes(setup: Setup) {
+pub(crate) fn work_items_have_their_own_sizes(setup: Setup) {
     let (mut controller, _coprocessor) = running(&setup.channel(4, 100, 100), echo);
     controller.commit_work_item(0, 8, 8).unwrap();
     controller.commit_work_item(3, 100, 100).unwrap();
@@ -245,7 +247,7 @@ pub fn work_items_have_their_own_sizes(setup: Setup) {
 }
 
 /// A look does not wait.
-pub fn try_collect_does_not_wait(setup: Setup) {
+pub(crate) fn try_collect_does_not_wait(setup: Setup) {
     let (mut controller, mut coprocessor) = open(&setup, echo);
     controller.start().unwrap();
     assert_eq!(controller.try_collect(&mut []), Err(TransportError::NothingInFlight));
@@ -266,7 +268,7 @@ pub fn try_collect_does_not_wait(setup: Setup) {
 }
 
 /// The round-trip time is that of the round.
-pub fn round_trip_times_are_those_of_the_rounds(setup: Setup) {
+pub(crate) fn round_trip_times_are_those_of_the_rounds(setup: Setup) {
     let slow = |_: Request<'_>, _: &mut [u8]| -> Result<usize, FunctionError> {
         std::thread::sleep(Duration::from_millis(20));
         Ok(0)
@@ -283,7 +285,7 @@ pub fn round_trip_times_are_those_of_the_rounds(setup: Setup) {
 }
 
 /// Start after stop works, on either side first, and no old frame is taken for a new one.
-pub fn start_after_stop(setup: Setup) {
+pub(crate) fn start_after_stop(setup: Setup) {
     let (mut controller, mut coprocessor) = running(&setup.clone().channel(8, 4, 4), echo);
     for turn in 0..20_u32 {
         for round in 0..turn % 11 {
@@ -329,7 +331,7 @@ pub fn start_after_stop(setup: Setup) {
 }
 
 /// A reply that comes after its round was given up is dropped, and the next round gets its own.
-pub fn late_replies_are_dropped(setup: Setup) {
+pub(crate) fn late_replies_are_dropped(setup: Setup) {
     let function = |request: Request<'_>, reply: &mut [u8]| {
         if request.decoder_id == 1 {
             std::thread::sleep(Duration::from_millis(300));
@@ -355,7 +357,7 @@ pub fn late_replies_are_dropped(setup: Setup) {
 }
 
 /// A function that fails, panics or claims too much fails its round with its words, and nothing else.
-pub fn failing_functions_fail_their_rounds_alone(setup: Setup) {
+pub(crate) fn failing_functions_fail_their_rounds_alone(setup: Setup) {
     let function = |request: Request<'_>, reply: &mut [u8]| match request.decoder_id {
         0 => Err("no solution exists".into()),
         1 => panic!("index out of range in the decoder"),
@@ -378,13 +380,13 @@ pub fn failing_functions_fail_their_rounds_alone(setup: Setup) {
                 other => panic!("{other:?}"),
             }
         }
-        assert_eq!(ask(&mut controller, &[1], 3).unwrap(), []);
+        assert_eq!(ask(&mut controller, &[1], 3).unwrap(), Vec::<u8>::new());
     }
     assert_eq!(coprocessor.status(), Ok(()));
 }
 
 /// Each decoder id has its function; an unknown one is an error of its round.
-pub fn decoder_ids_choose_the_function(setup: Setup) {
+pub(crate) fn decoder_ids_choose_the_function(setup: Setup) {
     let (mut controller, _coprocessor) = running(&setup, |co| {
         co.set_decoder(1, Echo).unwrap();
         co.set_decoder(2, Invert).unwrap();
@@ -399,7 +401,7 @@ pub fn decoder_ids_choose_the_function(setup: Setup) {
 }
 
 /// The launch-once convention: a persistent worker on the rings, over stop and start.
-pub fn a_persistent_worker_answers(setup: Setup) {
+pub(crate) fn a_persistent_worker_answers(setup: Setup) {
     let (mut controller, mut coprocessor) =
         running(&setup.channel(8, 4, 4), |co| co.set_coprocessor_launcher(thread_launcher(Invert)).unwrap());
     assert_eq!(coprocessor.coprocessor_fn_convention(), FunctionConvention::LaunchOnce);
@@ -425,7 +427,7 @@ pub fn a_persistent_worker_answers(setup: Setup) {
 }
 
 /// On the coprocessor `collect` gives the replies that were served, in order.
-pub fn the_coprocessor_collects_what_it_served(setup: Setup) {
+pub(crate) fn the_coprocessor_collects_what_it_served(setup: Setup) {
     let setup = setup.both(|config| config.reply_timeout(Duration::from_millis(200)));
     let (mut controller, mut coprocessor) = running(&setup, |co| co.set_coprocessor_fn(Invert).unwrap());
     for round in 0..10 {
@@ -445,7 +447,7 @@ pub fn the_coprocessor_collects_what_it_served(setup: Setup) {
 }
 
 /// Every call out of order is an error that names it, and changes nothing.
-pub fn calls_out_of_order_change_nothing(setup: Setup) {
+pub(crate) fn calls_out_of_order_change_nothing(setup: Setup) {
     let out_of_order = |result: catalyst_transport::Result<()>, name: &str| match result {
         Err(TransportError::OutOfOrder { call, .. }) => assert_eq!(call, name),
         other => panic!("{name}: {other:?}"),
@@ -519,7 +521,7 @@ pub fn calls_out_of_order_change_nothing(setup: Setup) {
 }
 
 /// Two sides that describe different channels are told so, both of them, and can try again.
-pub fn different_channels_are_refused(setup: Setup) {
+pub(crate) fn different_channels_are_refused(setup: Setup) {
     type Change = fn(SessionConfig) -> SessionConfig;
     let changes: [(&str, Change); 4] = [
         ("depth is 64 here and 32 there", |config| config.depth(32)),
@@ -558,7 +560,7 @@ pub fn different_channels_are_refused(setup: Setup) {
 }
 
 /// Stopped, closed and lost are told apart, and the next session on the same objects works.
-pub fn the_peers_end_is_told(setup: Setup) {
+pub(crate) fn the_peers_end_is_told(setup: Setup) {
     let (mut controller, mut coprocessor) = running(&setup, echo);
     assert_eq!(ask(&mut controller, b"before", 0).unwrap(), b"before");
     coprocessor.stop().unwrap();
@@ -609,7 +611,7 @@ pub fn the_peers_end_is_told(setup: Setup) {
 }
 
 /// Sequence numbers wrap without anything to be seen of it.
-pub fn sequence_numbers_wrap(setup: Setup) {
+pub(crate) fn sequence_numbers_wrap(setup: Setup) {
     for (depth, first) in [(1, u32::MAX), (4, u32::MAX - 5), (64, u32::MAX - 63), (4, 0)] {
         let setup = setup.clone().channel(depth, 4, 4).both(|config| config.first_sequence(first));
         let (mut controller, _coprocessor) = running(&setup, echo);
@@ -626,7 +628,7 @@ pub fn sequence_numbers_wrap(setup: Setup) {
 }
 
 /// Stopping an idle coprocessor takes no longer than stopping a busy one: a hundred times, the longest is printed.
-pub fn an_idle_stop_is_short(setup: Setup) {
+pub(crate) fn an_idle_stop_is_short(setup: Setup) {
     let (mut controller, mut coprocessor) = open(&setup, echo);
     let mut longest = Duration::ZERO;
     for _ in 0..100 {
@@ -651,7 +653,7 @@ impl Setup {
 }
 
 /// A stop while the function runs ends in an error after its timeout, and the next one succeeds.
-pub fn a_stop_waits_for_the_function_only_so_long(setup: Setup) {
+pub(crate) fn a_stop_waits_for_the_function_only_so_long(setup: Setup) {
     let slow = |_: Request<'_>, _: &mut [u8]| -> Result<usize, FunctionError> {
         std::thread::sleep(Duration::from_millis(400));
         Ok(0)
@@ -670,7 +672,7 @@ pub fn a_stop_waits_for_the_function_only_so_long(setup: Setup) {
 }
 
 /// Device memory needs a device: a clear error, and the session is as it was.
-pub fn device_memory_is_refused_clearly(setup: Setup) {
+pub(crate) fn device_memory_is_refused_clearly(setup: Setup) {
     let mut coprocessor = CoprocessorSession::new(setup.coprocessor.clone()).unwrap();
     let mut controller = ControllerSession::new(setup.controller.clone()).unwrap();
     let port = coprocessor.listen(0).unwrap().port();
@@ -688,7 +690,7 @@ pub fn device_memory_is_refused_clearly(setup: Setup) {
 }
 
 /// A tenth of a million rounds, or fewer where rounds are slow.
-pub fn many_rounds(setup: Setup) {
+pub(crate) fn many_rounds(setup: Setup) {
     let (mut controller, coprocessor) = running(&setup.clone().channel(16, 16, 16), echo);
     let count = 100_000 / u64::from(setup.slowness);
     let (mut kicked, mut collected) = (0_u64, 0_u64);
@@ -703,6 +705,15 @@ pub fn many_rounds(setup: Setup) {
         collected += 1;
     }
     assert_eq!(coprocessor.served(), count);
+}
+
+/// The error with which a controller's `connect` ends while a coprocessor listens.
+#[allow(dead_code)]
+pub(crate) fn refused(setup: Setup) -> TransportError {
+    let mut coprocessor = CoprocessorSession::new(SessionConfig::new()).unwrap();
+    let port = coprocessor.listen(0).unwrap().port();
+    let mut controller = ControllerSession::new(setup.controller).unwrap();
+    controller.connect(&ConnectInfo::new(setup.host, port)).unwrap_err()
 }
 
 /// Instantiates the suite for the settings that an expression gives.

@@ -147,3 +147,15 @@ fn it_does_not_take_itself_for_the_peer() {
         TcpListener::bind(own).expect("the port is free again at once");
     });
 }
+
+/// Many quick refusals within one deadline: the pauses and limits grow only so far.
+#[test]
+fn a_long_series_of_refusals_ends_at_the_deadline() {
+    watchdog(|| {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let began = Instant::now();
+        let error = connect("127.0.0.1", free, None, began + Duration::from_secs(4), LIVENESS).unwrap_err();
+        assert!(matches!(error, TransportError::Timeout { .. }), "{error}");
+        assert!(began.elapsed() >= Duration::from_secs(4));
+    });
+}

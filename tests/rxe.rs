@@ -1,0 +1,152 @@
+//! Real verbs on a soft-RoCE device: the conformance suite within one process, and two processes.
+//!
+//! The device is named by CATALYST_TRANSPORT_DEVICE. `scripts/test` runs this file inside the RDMA lab, where a missing device is a
+//! failure (CATALYST_TRANSPORT_REQUIRE_DEVICE); elsewhere its tests are skipped with the reason.
+#![cfg(feature = "rdma")]
+
+#[path = "support/conformance.rs"]
+mod conformance;
+#[path = "support/device.rs"]
+mod device;
+#[path = "support/processes.rs"]
+mod processes;
+
+use std::time::Duration;
+
+use catalyst_transport::{DataPathKind, SessionConfig, TransportError, devices};
+use conformance::{Setup, watchdog};
+use device::device_or_skip;
+use processes::{Process, Way};
+
+fn setup(device: &str) -> Setup {
+    let config = SessionConfig::new()
+        .data_path(DataPathKind::Verbs)
+        .device(device)
+        .handshake_timeout(Duration::from_secs(20))
+        .reply_timeout(Duration::from_secs(10));
+    Setup { controller: config.clone(), coprocessor: config, host: "127.0.0.1", slowness: 20 }
+}
+
+macro_rules! on_the_device {
+    ($($name:ident),*) => {
+        $(
+            #[test]
+            fn $name() {
+                let Some(device) = device_or_skip(stringify!($name)) else { return };
+                watchdog(move || conformance::$name(setup(&device)));
+            }
+        )*
+    };
+}
+
+on_the_device!(
+    payloads_of_every_size,
+    requests_and_replies_differ_in_size,
+    the_window_is_the_ring,
+    replies_are_scattered_and_never_cut,
+    work_items_have_their_own_sizes,
+    try_collect_does_not_wait,
+    round_trip_times_are_those_of_the_rounds,
+    start_after_stop,
+    late_replies_are_dropped,
+    failing_functions_fail_their_rounds_alone,
+    decoder_ids_choose_the_function,
+    a_persistent_worker_answers,
+    the_coprocessor_collects_what_it_served,
+    calls_out_of_order_change_nothing,
+    different_channels_are_refused,
+    the_peers_end_is_told,
+    sequence_numbers_wrap,
+    an_idle_stop_is_short,
+    a_stop_waits_for_the_function_only_so_long,
+    device_memory_is_refused_clearly,
+    many_rounds
+);
+
+const VERBS: Way = Way {
+    options: &["--data-path", "verbs", "-d", "rxe0"],
+    coprocessor: &["--bind", "10.9.0.1"],
+    controller: &["--peer", "10.9.0.1"],
+};
+
+/// The counts of the first milestone: 100,000 rounds of 16 bytes.
+#[test]
+fn a_hundred_thousand_rounds_of_sixteen_bytes() {
+    let Some(_) = device_or_skip("a_hundred_thousand_rounds_of_sixteen_bytes") else { return };
+    println!("{}", VERBS.rounds(100_000, 16, &[]));
+}
+
+/// 2,000 rounds of every size, and 100 of the largest: a megabyte takes a tenth of a second on an emulated device.
+#[test]
+fn two_thousand_rounds_of_every_size() {
+    let Some(_) = device_or_skip("two_thousand_rounds_of_every_size") else { return };
+    for (size, count) in
+        [(0, 2000), (1, 2000), (63, 2000), (64, 2000), (1000, 2000), (4096, 2000), (65_536, 2000), (1 << 20, 100)]
+    {
+        println!("{}", VERBS.rounds(count, size, &["--timeout-ms", "20000"]));
+    }
+}
+
+#[test]
+fn many_rounds_in_flight() {
+    let Some(_) = device_or_skip("many_rounds_in_flight") else { return };
+    for depth in ["4", "64", "256"] {
+        println!("{}", VERBS.rounds(3000, 40, &["--depth", depth, "--timeout-ms", "10000"]));
+    }
+}
+
+#[test]
+fn a_killed_coprocessor_is_noticed() {
+    let Some(_) = device_or_skip("a_killed_coprocessor_is_noticed") else { return };
+    VERBS.killed_coprocessor_is_noticed(Duration::from_secs(5));
+}
+
+#[test]
+fn a_killed_controller_is_noticed() {
+    let Some(_) = device_or_skip("a_killed_controller_is_noticed") else { return };
+    VERBS.killed_controller_is_noticed(Duration::from_secs(5));
+}
+
+#[test]
+fn sessions_follow_each_other() {
+    let Some(_) = device_or_skip("sessions_follow_each_other") else { return };
+    VERBS.sessions_follow_each_other(6);
+}
+
+#[test]
+fn syndromes_are_decoded() {
+    let Some(_) = device_or_skip("syndromes_are_decoded") else { return };
+    VERBS.decode_demo();
+}
+
+#[test]
+fn devices_are_listed() {
+    let Some(name) = device_or_skip("devices_are_listed") else { return };
+    let ended = Process::start("controller", &["--list"]).end_within(Duration::from_secs(10));
+    assert!(ended.status.success(), "{}", ended.stderr);
+    for part in [&name[..], "port 1", "ACTIVE", "Ethernet", "MTU 1024", "10.9.0.1", "RoCEv2", "d0"] {
+        assert!(ended.stdout.contains(part), "{part}: {}", ended.stdout);
+    }
+    let listed = devices().unwrap();
+    assert!(listed.iter().any(|device| device.name == name && device.ports[0].gids.len() >= 2));
+}
+
+/// A device may be named by its interface or address; one that is not there is named with what is.
+#[test]
+fn devices_are_found_by_name_interface_and_address() {
+    let Some(_) = device_or_skip("devices_are_found_by_name_interface_and_address") else { return };
+    for device in ["rxe0", "d0", "10.9.0.1"] {
+        watchdog(move || conformance::the_coprocessor_collects_what_it_served(setup(device)));
+    }
+    for (change, words) in [
+        (setup("nothing0"), ["nothing0", "rxe0 port 1"]),
+        (setup("rxe0").both(|config| config.port(2)), ["port 2", "rxe0 port 1"]),
+        (setup("rxe0").both(|config| config.gid_index(77)), ["GID index 77 is empty", "10.9.0.1"]),
+    ] {
+        let error = conformance::refused(change);
+        assert!(matches!(error, TransportError::Device { .. }), "{error}");
+        for word in words {
+            assert!(error.to_string().contains(word), "{word}: {error}");
+        }
+    }
+}

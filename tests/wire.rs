@@ -1,0 +1,80 @@
+//! Two soft-RoCE devices with a wire between them that can lose and reorder packets.
+//!
+//! The devices are named by CATALYST_TRANSPORT_DEVICE and CATALYST_TRANSPORT_DEVICE2; `scripts/test` runs this file in the lab with a wire.
+#![cfg(feature = "rdma")]
+
+#[path = "support/device.rs"]
+mod device;
+#[path = "support/processes.rs"]
+mod processes;
+
+use std::process::Command;
+use std::time::Duration;
+
+use device::device_or_skip;
+use processes::Way;
+
+const WIRE: Way = Way {
+    options: &["--data-path", "verbs"],
+    coprocessor: &["-d", "rxe0", "--bind", "10.9.0.1"],
+    controller: &["-d", "rxe1", "--peer", "10.9.0.1", "--bind", "10.9.0.2", "--timeout-ms", "20000"],
+};
+
+/// Sets what the wire does to packets, and takes it away at the end.
+struct Netem;
+
+impl Netem {
+    fn set(what: &[&str]) -> Self {
+        for interface in ["v0", "v1"] {
+            let arguments = [&["qdisc", "replace", "dev", interface, "root", "netem"], what].concat();
+            assert!(Command::new("tc").args(arguments).status().unwrap().success());
+        }
+        Self
+    }
+
+    fn dropped() -> u64 {
+        ["v0", "v1"]
+            .iter()
+            .map(|interface| {
+                let output = Command::new("tc").args(["-s", "qdisc", "show", "dev", interface]).output().unwrap();
+                let text = String::from_utf8(output.stdout).unwrap();
+                let dropped = text.split("(dropped ").nth(1).unwrap();
+                dropped.split(',').next().unwrap().trim().parse::<u64>().unwrap()
+            })
+            .sum()
+    }
+}
+
+impl Drop for Netem {
+    fn drop(&mut self) {
+        for interface in ["v0", "v1"] {
+            let _ = Command::new("tc").args(["qdisc", "del", "dev", interface, "root"]).status();
+        }
+    }
+}
+
+#[test]
+fn rounds_cross_the_wire() {
+    let Some(_) = device_or_skip("rounds_cross_the_wire") else { return };
+    for (size, count) in [(16, 3000), (1000, 500), (4096, 300), (65_536, 20)] {
+        println!("{}", WIRE.rounds(count, size, &[]));
+    }
+}
+
+/// One packet in a hundred is lost, each way: nothing else is.
+#[test]
+fn a_lossy_wire_loses_no_round() {
+    let Some(_) = device_or_skip("a_lossy_wire_loses_no_round") else { return };
+    let _netem = Netem::set(&["loss", "1%"]);
+    let report = WIRE.rounds(5000, 16, &[]);
+    let dropped = Netem::dropped();
+    println!("{dropped} packets were dropped: {report}");
+    assert!(dropped > 20, "the wire dropped {dropped} packets only");
+}
+
+#[test]
+fn a_killed_peer_is_noticed_across_the_wire() {
+    let Some(_) = device_or_skip("a_killed_peer_is_noticed_across_the_wire") else { return };
+    WIRE.killed_coprocessor_is_noticed(Duration::from_secs(5));
+    WIRE.killed_controller_is_noticed(Duration::from_secs(5));
+}
