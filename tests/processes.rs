@@ -113,8 +113,11 @@ fn silent_and_strange_clients_do_not_block() {
 fn signals_end_a_coprocessor_in_good_order() {
     for (signal, busy) in [("INT", false), ("TERM", false), ("INT", true), ("TERM", true)] {
         let (coprocessor, port) = SHM.coprocessor(&[]);
-        let controller = busy.then(|| SHM.controller(&port, &["-n", "1000000000"]));
-        std::thread::sleep(Duration::from_millis(400));
+        let mut controller = busy.then(|| SHM.controller(&port, &["-n", "1000000000"]));
+        if let Some(controller) = &mut controller {
+            controller.has_said("connected over");
+        }
+        std::thread::sleep(Duration::from_millis(100));
         coprocessor.signal(signal);
         let ended = coprocessor.end_within(Duration::from_secs(2));
         assert!(ended.status.success(), "{}", ended.stderr);

@@ -22,7 +22,7 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// Send rounds to a coprocessor and measure them
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(version, args_override_self = true)]
 struct Options {
     #[command(flatten)]
     connection: Connection,

@@ -18,7 +18,7 @@ use signal_hook::iterator::Signals;
 
 /// Answer a controller's requests over shared memory or RDMA
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(version, args_override_self = true)]
 struct Options {
     #[command(flatten)]
     connection: Connection,

@@ -41,7 +41,7 @@ const WARMUP: usize = 64;
 
 /// Decode surface-code syndromes between two processes
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(version, args_override_self = true)]
 struct Options {
     #[command(flatten)]
     connection: Connection,

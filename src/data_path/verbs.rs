@@ -92,7 +92,7 @@ impl Verbs {
         // One more than can be outstanding, for the marker that closing posts.
         let completions = CompletionQueue::create(&context, depth + 1)?;
         let mut queue_pair = QueuePair::create(&domain, &completions, depth, INLINE_BYTES)?;
-        queue_pair.to_init(route.port)?;
+        queue_pair.enter_init(route.port)?;
         let window = u64::from(queue_pair.send_depth.min(depth)).saturating_sub(1).max(1);
         Ok(Self {
             queue_pair,
@@ -148,8 +148,8 @@ impl Verbs {
             std::net::Ipv6Addr::from(peer.gid).to_canonical()
         );
         let retry = Retry::within(self.bound);
-        self.queue_pair.to_ready_to_receive(&self.route, peer, &self.peer)?;
-        self.queue_pair.to_ready_to_send(self.psn, retry, &self.peer)
+        self.queue_pair.enter_ready_to_receive(&self.route, peer, &self.peer)?;
+        self.queue_pair.enter_ready_to_send(self.psn, retry, &self.peer)
     }
 
     pub(crate) fn allocate(&mut self, bytes: usize, kind: MemKind) -> Result<MemRegion> {
@@ -347,7 +347,7 @@ impl Drop for Verbs {
     /// Moves the queue pair to ERR and waits, within a bound, until the device has let go of every request. Only then
     /// are the queue pair, the registrations and the memory released.
     fn drop(&mut self) {
-        if let Err(error) = self.queue_pair.to_error() {
+        if let Err(error) = self.queue_pair.enter_error() {
             tracing::debug!(%error, "closing");
         }
         let marker = u64::MAX;

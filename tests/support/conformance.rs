@@ -112,6 +112,15 @@ fn ask(controller: &mut ControllerSession, payload: &[u8], decoder_id: u32) -> c
     controller.collect_reply().map(<[u8]>::to_vec)
 }
 
+/// So many rounds have been served: counted a moment after the reply has left.
+fn served(coprocessor: &CoprocessorSession, count: u64) {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while coprocessor.served() < count && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    assert_eq!(coprocessor.served(), count);
+}
+
 /// Every size comes back as it went, many times over.
 pub(crate) fn payloads_of_every_size(setup: Setup) {
     for (size, rounds) in [
@@ -132,7 +141,7 @@ pub(crate) fn payloads_of_every_size(setup: Setup) {
             let payload = bytes(size, round);
             assert_eq!(ask(&mut controller, &payload, 0).unwrap(), payload, "{size} bytes, round {round}");
         }
-        assert_eq!(coprocessor.served(), u64::from(rounds));
+        served(&coprocessor, u64::from(rounds));
         assert_eq!(controller.late_replies(), 0);
     }
 }
@@ -443,7 +452,7 @@ pub(crate) fn the_coprocessor_collects_what_it_served(setup: Setup) {
         assert_eq!(reply, [!round]);
     }
     assert!(matches!(coprocessor.collect(&mut []), Err(TransportError::Timeout { .. })));
-    assert_eq!(coprocessor.served(), 10);
+    served(&coprocessor, 10);
 }
 
 /// Every call out of order is an error that names it, and changes nothing.
@@ -704,7 +713,7 @@ pub(crate) fn many_rounds(setup: Setup) {
         assert_eq!(reply, (u128::from(collected) * 0x0123_4567_89AB_CDEF_0123).to_le_bytes());
         collected += 1;
     }
-    assert_eq!(coprocessor.served(), count);
+    served(&coprocessor, count);
 }
 
 /// The error with which a controller's `connect` ends while a coprocessor listens.

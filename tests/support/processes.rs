@@ -5,6 +5,8 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -13,6 +15,9 @@ use serde_json::Value;
 pub(crate) struct Process {
     child: Child,
     name: String,
+    /// What it has said on standard error so far.
+    errors: Arc<Mutex<String>>,
+    reader: Option<JoinHandle<()>>,
 }
 
 /// How a process ended.
@@ -35,7 +40,7 @@ fn program(name: &str) -> PathBuf {
 impl Process {
     pub(crate) fn start(name: &str, arguments: &[&str]) -> Self {
         let path = program(name);
-        let child = Command::new(&path)
+        let mut child = Command::new(&path)
             .args(arguments)
             .env_remove("RUST_LOG")
             .stdin(Stdio::null())
@@ -43,7 +48,24 @@ impl Process {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap_or_else(|error| panic!("{}: {error}; build the examples first", path.display()));
-        Self { child, name: name.into() }
+        let errors = Arc::new(Mutex::new(String::new()));
+        let (stream, said) = (child.stderr.take().unwrap(), errors.clone());
+        let reader = std::thread::spawn(move || {
+            for line in BufReader::new(stream).lines().map_while(Result::ok) {
+                *said.lock().unwrap() += &(line + "\n");
+            }
+        });
+        Self { child, name: name.into(), errors, reader: Some(reader) }
+    }
+
+    /// Waits until it has said this on standard error.
+    pub(crate) fn has_said(&mut self, words: &str) {
+        let began = Instant::now();
+        while !self.errors.lock().unwrap().contains(words) {
+            assert!(began.elapsed() < Duration::from_secs(60), "{} has not said '{words}'", self.name);
+            assert!(self.is_running(), "{} has ended: {}", self.name, self.errors.lock().unwrap());
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// A coprocessor, and the port that it listens on.
@@ -52,9 +74,8 @@ impl Process {
         let mut line = String::new();
         BufReader::with_capacity(1, process.child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         let Some(port) = line.trim().strip_prefix("listening on ").and_then(|text| text.rsplit(':').next()) else {
-            let mut errors = String::new();
-            let _ = process.child.stderr.as_mut().unwrap().read_to_string(&mut errors);
-            panic!("the coprocessor said '{line}' and {errors}");
+            std::thread::sleep(Duration::from_millis(100));
+            panic!("the coprocessor said '{line}' and {}", process.errors.lock().unwrap());
         };
         (process, port.to_owned())
     }
@@ -75,30 +96,27 @@ impl Process {
     /// Waits for the end, which has to come within `bound`.
     pub(crate) fn end_within(mut self, bound: Duration) -> Ended {
         let began = Instant::now();
-        // Read in threads of their own, so that a full pipe stops nothing.
-        let drain = |stream: Option<Box<dyn Read + Send>>| {
-            std::thread::spawn(move || {
-                let mut text = String::new();
-                if let Some(mut stream) = stream {
-                    let _ = stream.read_to_string(&mut text);
-                }
-                text
-            })
-        };
-        let stdout = drain(self.child.stdout.take().map(|stream| Box::new(stream) as _));
-        let stderr = drain(self.child.stderr.take().map(|stream| Box::new(stream) as _));
+        // Read in a thread of its own, so that a full pipe stops nothing.
+        let mut stream = self.child.stdout.take().unwrap();
+        let stdout = std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = stream.read_to_string(&mut text);
+            text
+        });
         let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 break status;
             }
             if began.elapsed() > bound {
                 let _ = self.child.kill();
-                panic!("{} has not ended within {bound:?}; it said: {}", self.name, stderr.join().unwrap());
+                panic!("{} has not ended within {bound:?}; it said: {}", self.name, self.errors.lock().unwrap());
             }
             std::thread::sleep(Duration::from_millis(2));
         };
         let took = began.elapsed();
-        Ended { status, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap(), took }
+        self.reader.take().unwrap().join().unwrap();
+        let stderr = self.errors.lock().unwrap().clone();
+        Ended { status, stdout: stdout.join().unwrap(), stderr, took }
     }
 }
 
@@ -149,7 +167,8 @@ impl Way {
     pub(crate) fn killed_coprocessor_is_noticed(&self, bound: Duration) {
         let (mut coprocessor, port) = self.coprocessor(&[]);
         let mut controller = self.controller(&port, &["-n", "1000000000", "--timeout-ms", "20000"]);
-        std::thread::sleep(Duration::from_millis(700));
+        controller.has_said("connected over");
+        std::thread::sleep(Duration::from_millis(300));
         assert!(controller.is_running() && coprocessor.is_running());
         coprocessor.kill();
         let ended = controller.end_within(bound);
@@ -162,7 +181,8 @@ impl Way {
     pub(crate) fn killed_controller_is_noticed(&self, bound: Duration) {
         let (coprocessor, port) = self.coprocessor(&["--once"]);
         let mut controller = self.controller(&port, &["-n", "1000000000"]);
-        std::thread::sleep(Duration::from_millis(700));
+        controller.has_said("connected over");
+        std::thread::sleep(Duration::from_millis(300));
         assert!(controller.is_running());
         controller.kill();
         let ended = coprocessor.end_within(bound);
@@ -177,7 +197,8 @@ impl Way {
         for session in 0..sessions {
             if session % 3 == 2 {
                 let mut killed = self.controller(&port, &["-n", "1000000000"]);
-                std::thread::sleep(Duration::from_millis(300));
+                killed.has_said("connected over");
+                std::thread::sleep(Duration::from_millis(50));
                 killed.kill();
             }
             let ended = self.controller(&port, &["-n", "200", "--warmup", "0"]).end_within(Duration::from_secs(60));

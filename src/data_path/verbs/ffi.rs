@@ -66,6 +66,9 @@ mod own {
     }
 }
 
+/// Type and interface of a GID, as the kernel writes them.
+pub(crate) type GidAttributes = (Option<String>, Option<String>);
+
 /// The control verbs. Each member has the contract of the verb that it is named after (see its manual page).
 #[derive(Clone, Copy)]
 pub(crate) struct Table {
@@ -98,7 +101,7 @@ pub(crate) struct Table {
     pub(crate) get_async_event: unsafe extern "C" fn(*mut ibv_context, *mut AsyncEvent) -> c_int,
     pub(crate) ack_async_event: unsafe extern "C" fn(*mut AsyncEvent),
     /// Type and interface of a GID, which the binding has no verb for: device, port, index.
-    pub(crate) gid_attributes: fn(&str, u8, u32) -> (Option<String>, Option<String>),
+    pub(crate) gid_attributes: fn(&str, u8, u32) -> GidAttributes,
 }
 
 impl std::fmt::Debug for Table {
@@ -135,7 +138,7 @@ pub(crate) static SYSTEM: Table = Table {
 };
 
 /// Reads what the kernel publishes of a GID. An empty entry cannot be read (EINVAL) and gives nothing.
-fn sysfs_gid_attributes(device: &str, port: u8, index: u32) -> (Option<String>, Option<String>) {
+fn sysfs_gid_attributes(device: &str, port: u8, index: u32) -> GidAttributes {
     let read = |kind: &str| {
         let path = format!("/sys/class/infiniband/{device}/ports/{port}/gid_attrs/{kind}/{index}");
         std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())

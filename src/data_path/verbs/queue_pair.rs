@@ -115,7 +115,7 @@ impl QueuePair {
     }
 
     /// RESET → INIT: open to remote writes and nothing else.
-    pub(crate) fn to_init(&mut self, port: u8) -> Result<()> {
+    pub(crate) fn enter_init(&mut self, port: u8) -> Result<()> {
         use ffi::ibv_qp_attr_mask as mask;
         let mut attributes = attributes(ffi::ibv_qp_state::IBV_QPS_INIT);
         attributes.port_num = port;
@@ -125,7 +125,7 @@ impl QueuePair {
     }
 
     /// INIT → RTR: the address of the peer.
-    pub(crate) fn to_ready_to_receive(&mut self, route: &Route, peer: &Endpoint, peer_name: &str) -> Result<()> {
+    pub(crate) fn enter_ready_to_receive(&mut self, route: &Route, peer: &Endpoint, peer_name: &str) -> Result<()> {
         use ffi::ibv_qp_attr_mask as mask;
         let attributes = receive_attributes(route, peer);
         let bits = mask::IBV_QP_STATE
@@ -139,7 +139,7 @@ impl QueuePair {
     }
 
     /// RTR → RTS: how long to try.
-    pub(crate) fn to_ready_to_send(&mut self, psn: u32, retry: Retry, peer_name: &str) -> Result<()> {
+    pub(crate) fn enter_ready_to_send(&mut self, psn: u32, retry: Retry, peer_name: &str) -> Result<()> {
         use ffi::ibv_qp_attr_mask as mask;
         let mut attributes = attributes(ffi::ibv_qp_state::IBV_QPS_RTS);
         attributes.sq_psn = psn;
@@ -156,7 +156,7 @@ impl QueuePair {
     }
 
     /// Any state → ERR: the device takes and gives nothing more, and flushes what is queued.
-    pub(crate) fn to_error(&mut self) -> Result<()> {
+    pub(crate) fn enter_error(&mut self) -> Result<()> {
         self.modify(
             attributes(ffi::ibv_qp_state::IBV_QPS_ERR),
             ffi::ibv_qp_attr_mask::IBV_QP_STATE,
