@@ -573,13 +573,7 @@ pub(crate) fn the_peers_end_is_told(setup: Setup) {
     let (mut controller, mut coprocessor) = running(&setup, echo);
     assert_eq!(ask(&mut controller, b"before", 0).unwrap(), b"before");
     coprocessor.stop().unwrap();
-    let error = loop {
-        match ask(&mut controller, b"stopped", 0) {
-            // Its word may be on its way.
-            Ok(_) => panic!("a stopped coprocessor answered"),
-            Err(error) => break error,
-        }
-    };
+    let error = ask(&mut controller, b"stopped", 0).expect_err("a stopped coprocessor answered");
     assert!(matches!(error, TransportError::PeerStopped { .. }) && error.is_recoverable(), "{error}");
     coprocessor.start().unwrap();
     let reply = loop {
