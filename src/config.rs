@@ -34,6 +34,31 @@ impl FromStr for DataPathKind {
     }
 }
 
+/// The format in which the two sides talk, out of band and in their frames (`docs/wire-protocol.md`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Wire {
+    /// This crate's own: payloads of any size, checked frames, errors in the peer's words.
+    #[default]
+    Native,
+    /// That of PennyLane Catalyst's `cpu_verbs` backend, for a peer that is the C++ runtime or an FPGA. It carries 8 bytes
+    /// each way, over verbs alone, and has no word for a failed round, a stop or a goodbye.
+    Catalyst,
+}
+
+impl FromStr for Wire {
+    type Err = TransportError;
+
+    /// Reads `native` or `catalyst`.
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "native" => Ok(Self::Native),
+            "catalyst" => Ok(Self::Catalyst),
+            other => Err(TransportError::invalid("wire", format!("'{other}' is none of native, catalyst"))),
+        }
+    }
+}
+
 /// Everything that a session can be told before it connects.
 ///
 /// Built by value, or read from a string of `key=value` pairs with [`FromStr`]:
@@ -48,6 +73,7 @@ impl FromStr for DataPathKind {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionConfig {
+    pub(crate) wire: Wire,
     pub(crate) data_path: DataPathKind,
     pub(crate) device: Option<String>,
     pub(crate) port: Option<u8>,
@@ -71,6 +97,7 @@ pub struct SessionConfig {
 impl Default for SessionConfig {
     fn default() -> Self {
         Self {
+            wire: Wire::Native,
             data_path: DataPathKind::Auto,
             device: None,
             port: None,
@@ -98,6 +125,17 @@ impl SessionConfig {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The wire format. [`Wire::Catalyst`] also sets the channel to what that wire carries,
+    /// [`ChannelDesc::catalyst`]; a later [`depth`](Self::depth) keeps fewer rounds in flight.
+    #[must_use]
+    pub fn wire(mut self, wire: Wire) -> Self {
+        self.wire = wire;
+        if wire == Wire::Catalyst {
+            self.channel = ChannelDesc::catalyst();
+        }
+        self
     }
 
     /// Which data path to use.
@@ -259,9 +297,43 @@ impl SessionConfig {
         &self.channel
     }
 
+    /// Refuses a channel that the wire cannot carry.
+    pub(crate) fn check_channel(&self, desc: &ChannelDesc) -> Result<()> {
+        desc.validate()?;
+        if self.wire == Wire::Native {
+            return Ok(());
+        }
+        let carried = ChannelDesc::catalyst();
+        if desc.depth > carried.depth {
+            return Err(TransportError::invalid(
+                "depth",
+                format!("the Catalyst wire has {} slots, which {} rounds do not fit", carried.depth, desc.depth),
+            ));
+        }
+        for (name, bytes) in [("request capacity", desc.request_capacity), ("reply capacity", desc.reply_capacity)] {
+            if bytes != carried.request_capacity {
+                return Err(TransportError::invalid(
+                    name,
+                    format!(
+                        "the Catalyst wire carries {} bytes each way, no more and no less, and {bytes} were asked for",
+                        carried.request_capacity
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// Refuses values that can never work, before anything is opened.
     pub(crate) fn validate(&self) -> Result<()> {
-        self.channel.validate()?;
+        self.check_channel(&self.channel)?;
+        if self.wire == Wire::Catalyst && self.data_path == DataPathKind::SharedMemory {
+            return Err(TransportError::invalid(
+                "wire",
+                "the Catalyst wire format runs over verbs alone: use the data path 'verbs', or the native wire on shared \
+                 memory",
+            ));
+        }
         if self.liveness < Duration::from_millis(100) {
             return Err(TransportError::invalid("liveness", format!("{:?} is less than 100 ms", self.liveness)));
         }
@@ -291,21 +363,29 @@ impl FromStr for SessionConfig {
 
     /// Reads `key=value` pairs separated by `;`. Times are in milliseconds.
     ///
-    /// Keys: `path` (auto, shm, verbs), `dev`, `port`, `gid`, `bind`, `depth`, `request`, `reply`, `accept_ms` (0: wait for
+    /// Keys: `wire` (native, catalyst), `path` (auto, shm, verbs), `dev`, `port`, `gid`, `bind`, `depth`, `request`, `reply`, `accept_ms` (0: wait for
     /// ever), `handshake_ms`, `timeout_ms`, `stop_ms`, `liveness_ms`, `cpu` (or `cpu_pin`), `rt` (priority; 0: none),
     /// `mlock` (0, 1), `low_latency` (0, 1).
     ///
     /// # Errors
     /// [`TransportError::Invalid`] with the key for an unknown one or a value that cannot be read.
     fn from_str(text: &str) -> Result<Self> {
-        let mut config = Self::default();
+        let mut pairs = Vec::new();
         for pair in text.split(';').map(str::trim).filter(|pair| !pair.is_empty()) {
             let (key, value) = pair
                 .split_once('=')
                 .ok_or_else(|| TransportError::invalid(format!("configuration '{pair}'"), "has no '='"))?;
-            let (key, value) = (key.trim(), value.trim());
+            pairs.push((key.trim(), value.trim()));
+        }
+        let mut config = Self::default();
+        // First, because it sets what other keys change.
+        if let Some((_, value)) = pairs.iter().rfind(|(key, _)| *key == "wire") {
+            config = config.wire(value.parse()?);
+        }
+        for (key, value) in pairs {
             let millis = || number::<u64>(key, value).map(Duration::from_millis);
             match key {
+                "wire" => {}
                 "path" => config.data_path = value.parse()?,
                 "dev" => config.device = Some(value.into()),
                 "port" => config.port = Some(number(key, value)?),
@@ -326,7 +406,7 @@ impl FromStr for SessionConfig {
                 _ => {
                     return Err(TransportError::invalid(
                         format!("configuration key '{key}'"),
-                        "is unknown; the keys are path, dev, port, gid, bind, depth, request, reply, accept_ms, \
+                        "is unknown; the keys are wire, path, dev, port, gid, bind, depth, request, reply, accept_ms, \
                          handshake_ms, timeout_ms, stop_ms, liveness_ms, cpu, rt, mlock, low_latency",
                     ));
                 }
@@ -362,11 +442,12 @@ mod tests {
 
     #[test]
     fn every_key_is_read() {
-        let text = "path=verbs;dev=rxe0;port=1;gid=1;bind=::1;depth=4;request=8;reply=9;accept_ms=0;handshake_ms=2;\
+        let text = "wire=native;path=verbs;dev=rxe0;port=1;gid=1;bind=::1;depth=4;request=8;reply=9;accept_ms=0;handshake_ms=2;\
                     timeout_ms=3;stop_ms=4;liveness_ms=500;cpu=1;rt=50;mlock=1;low_latency=1";
         let config: SessionConfig = text.parse().unwrap();
         let millis = Duration::from_millis;
         let built = SessionConfig::new()
+            .wire(Wire::Native)
             .data_path(DataPathKind::Verbs)
             .device("rxe0")
             .port(1)
@@ -388,6 +469,16 @@ mod tests {
     }
 
     #[test]
+    fn the_catalyst_wire_brings_its_channel() {
+        for text in ["wire=catalyst;depth=16", "depth=16;wire=catalyst"] {
+            let config: SessionConfig = text.parse().unwrap();
+            assert_eq!(config, SessionConfig::new().wire(Wire::Catalyst).depth(16));
+            assert_eq!(*config.channel(), ChannelDesc::new(16, 8, 8));
+        }
+        assert_eq!(*"wire=catalyst".parse::<SessionConfig>().unwrap().channel(), ChannelDesc::catalyst());
+    }
+
+    #[test]
     fn what_cannot_work_is_refused_by_name() {
         for (text, word) in [
             ("colour=blue", "colour"),
@@ -403,6 +494,11 @@ mod tests {
             ("liveness_ms=1", "100 ms"),
             ("request=16777216", "16777215"),
             ("mlock=maybe", "mlock"),
+            ("wire=tin", "native, catalyst"),
+            ("wire=catalyst;path=shm", "verbs alone"),
+            ("wire=catalyst;depth=512", "256 slots"),
+            ("wire=catalyst;request=16", "8 bytes each way"),
+            ("reply=7;wire=catalyst", "8 bytes each way"),
         ] {
             let error = text.parse::<SessionConfig>().unwrap_err().to_string();
             assert!(error.contains(word), "{text}: {error}");

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use crate::config::{DataPathKind, SessionConfig};
 use crate::error::{Result, TransportError};
-use crate::oob::{DataPathCode, Endpoint, Role};
+use crate::oob::{DataPathCode, Endpoint, PairEnd, Role};
 use crate::ring::{Check, Geometry, SharedBytes};
 use crate::session::{MemKind, MemRegion, PeerRef};
 
@@ -91,6 +91,43 @@ impl DataPath {
             Self::Verbs(path) => path.bring_up(peer, peer_name),
         }
         .inspect_err(|error| tracing::debug!(peer = peer_name, %error, "bring-up failed"))
+    }
+
+    /// This side's ends of the Catalyst wire's two queue pairs: of the one that it sends on and of the one that it
+    /// receives on, and its MTU.
+    pub(crate) fn pair_ends(&self) -> (PairEnd, PairEnd, u8) {
+        match self {
+            Self::SharedMemory(_) => unreachable!("the configuration refuses the Catalyst wire on shared memory"),
+            #[cfg(feature = "rdma")]
+            Self::Verbs(path) => path.pair_ends(),
+        }
+    }
+
+    /// Connects them to the peer's ends of the same two.
+    pub(crate) fn join_pairs(
+        &mut self,
+        sending: &PairEnd,
+        receiving: &PairEnd,
+        mtu: u8,
+        peer_name: &str,
+    ) -> Result<()> {
+        match self {
+            Self::SharedMemory(_) => {
+                let _ = (sending, receiving, mtu, peer_name);
+                unreachable!("the configuration refuses the Catalyst wire on shared memory")
+            }
+            #[cfg(feature = "rdma")]
+            Self::Verbs(path) => path.join_pairs(sending, receiving, mtu, peer_name),
+        }
+    }
+
+    /// Puts two new ones in their place, for another peer.
+    pub(crate) fn renew_pairs(&mut self) -> Result<()> {
+        match self {
+            Self::SharedMemory(_) => unreachable!("the configuration refuses the Catalyst wire on shared memory"),
+            #[cfg(feature = "rdma")]
+            Self::Verbs(path) => path.renew_pairs(),
+        }
     }
 
     /// Makes the region that the peer writes into.

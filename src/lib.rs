@@ -71,7 +71,7 @@ mod ring;
 mod session;
 
 pub use {
-    config::{DataPathKind, SessionConfig},
+    config::{DataPathKind, SessionConfig, Wire},
     devices::{DeviceInfo, GidInfo, GidType, LinkLayer, PortInfo, PortState, devices},
     engine::real_time::{Outcome, RealTimeReport},
     engine::worker::{TakenRequest, WorkerRings, thread_launcher},

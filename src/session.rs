@@ -6,6 +6,7 @@ pub(crate) mod function;
 pub(crate) mod lifecycle;
 pub(crate) mod link;
 
+use crate::config::Wire;
 use crate::error::{Result, TransportError};
 use crate::ring::Geometry;
 
@@ -175,7 +176,14 @@ impl ChannelDesc {
         Self { data_path: String::new(), depth, request_capacity, reply_capacity }
     }
 
-    /// Bytes that the controller's region has to have: the reply ring and the probe's place.
+    /// What the Catalyst wire carries: 256 rounds in flight, 8 bytes each way.
+    #[must_use]
+    pub fn catalyst() -> Self {
+        Self::new(crate::ring::catalyst::SLOTS, crate::ring::catalyst::VALUE_BYTES, crate::ring::catalyst::VALUE_BYTES)
+    }
+
+    /// Bytes that the controller's region has to have: the reply ring and the probe's place. (On the Catalyst wire each
+    /// region needs 16,384 bytes, whatever the depth.)
     #[must_use]
     pub fn controller_bytes(&self) -> usize {
         self.replies().region_bytes()
@@ -185,6 +193,14 @@ impl ChannelDesc {
     #[must_use]
     pub fn coprocessor_bytes(&self) -> usize {
         self.requests().region_bytes()
+    }
+
+    /// Shapes of the request ring and of the reply ring on this wire.
+    pub(crate) fn rings(&self, wire: Wire) -> (Geometry, Geometry) {
+        match wire {
+            Wire::Native => (self.requests(), self.replies()),
+            Wire::Catalyst => (Geometry::catalyst(self.depth), Geometry::catalyst(self.depth)),
+        }
     }
 
     pub(crate) fn requests(&self) -> Geometry {

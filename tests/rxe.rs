@@ -4,6 +4,10 @@
 //! failure (CATALYST_TRANSPORT_REQUIRE_DEVICE); elsewhere its tests are skipped with the reason.
 #![cfg(feature = "rdma")]
 
+#[path = "support/catalyst.rs"]
+mod catalyst;
+#[path = "support/catalyst_sessions.rs"]
+mod catalyst_sessions;
 #[path = "support/conformance.rs"]
 mod conformance;
 #[path = "support/device.rs"]
@@ -13,7 +17,8 @@ mod processes;
 
 use std::time::Duration;
 
-use catalyst_transport::{DataPathKind, SessionConfig, TransportError, devices};
+use catalyst::Sides;
+use catalyst_transport::{DataPathKind, SessionConfig, TransportError, Wire, devices};
 use conformance::{Setup, watchdog};
 use device::device_or_skip;
 use processes::{Process, Way};
@@ -149,4 +154,86 @@ fn devices_are_found_by_name_interface_and_address() {
             assert!(error.to_string().contains(word), "{word}: {error}");
         }
     }
+}
+
+/// Both sides on the Catalyst wire.
+fn catalyst_setup(device: &str) -> Setup {
+    setup(device).both(|config| config.wire(Wire::Catalyst))
+}
+
+macro_rules! on_the_catalyst_wire {
+    ($($name:ident: $test:ident),*) => {
+        $(
+            #[test]
+            fn $name() {
+                let Some(device) = device_or_skip(stringify!($name)) else { return };
+                watchdog(move || catalyst_sessions::$test(catalyst_setup(&device)));
+            }
+        )*
+    };
+}
+
+on_the_catalyst_wire!(
+    catalyst_window_has_256_rounds: the_window_has_256_rounds,
+    catalyst_payloads_have_eight_bytes: every_payload_has_eight_bytes,
+    catalyst_start_after_stop: start_after_stop,
+    catalyst_late_replies_are_dropped: late_replies_are_dropped,
+    catalyst_sequence_numbers_wrap: sequence_numbers_wrap,
+    catalyst_persistent_worker_answers: a_persistent_worker_answers,
+    catalyst_failing_function_ends_the_session: a_failing_function_ends_the_session,
+    catalyst_sessions_follow_each_other: sessions_follow_each_other,
+    catalyst_silent_clients_delay_but_do_not_block: silent_clients_delay_but_do_not_block,
+    catalyst_waits_end: waits_end,
+    catalyst_and_native_name_each_other: the_other_wire_is_named
+);
+
+const CATALYST: Sides = Sides {
+    way: Way {
+        options: &["--data-path", "verbs", "-d", "rxe0", "--wire", "catalyst"],
+        coprocessor: &["--bind", "10.9.0.1"],
+        controller: &["--peer", "10.9.0.1"],
+    },
+    peer_coprocessor: &["--dev", "rxe0"],
+    peer_controller: &["--dev", "rxe0"],
+};
+
+#[test]
+fn catalyst_processes() {
+    let Some(_) = device_or_skip("catalyst_processes") else { return };
+    for depth in ["1", "16", "256"] {
+        let report = CATALYST.way.rounds(5000, 8, &["--depth", depth, "--timeout-ms", "10000"]);
+        assert_eq!(report["wire"], "catalyst");
+        println!("{report}");
+    }
+    CATALYST.way.sessions_follow_each_other(4);
+    for (arguments, words) in [(["-s", "16"], "8 bytes each way"), (["--depth", "512"], "256 slots")] {
+        let ended = CATALYST.way.controller("1", &arguments).end_within(Duration::from_secs(5));
+        assert!(ended.status.code() == Some(1) && ended.stderr.contains(words), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn catalyst_killed_peers_are_noticed() {
+    let Some(_) = device_or_skip("catalyst_killed_peers_are_noticed") else { return };
+    CATALYST.way.killed_coprocessor_is_noticed(Duration::from_secs(5));
+    CATALYST.killed_controller_is_noticed(Duration::from_secs(5));
+}
+
+/// Against a peer that shares none of this code, in both roles.
+#[test]
+fn catalyst_independent_peer() {
+    let Some(_) = device_or_skip("catalyst_independent_peer") else { return };
+    let mut port = 18_560;
+    for (function, psn) in [("echo", "0"), ("echo", "0x1234"), ("invert", "0"), ("invert", "0xFF00ABCD")] {
+        CATALYST.independent_controller(3000, function, psn);
+        CATALYST.independent_coprocessor(3000, port, function, psn);
+        port += 1;
+    }
+}
+
+#[test]
+fn catalyst_independent_peer_killed() {
+    let Some(_) = device_or_skip("catalyst_independent_peer_killed") else { return };
+    CATALYST.independent_controller_killed(Duration::from_secs(5));
+    CATALYST.independent_coprocessor_killed(18_570, Duration::from_secs(5));
 }

@@ -12,6 +12,9 @@ pub(crate) struct Connection {
     /// What carries the frames: auto takes shared memory when the peer is on this host, and verbs otherwise
     #[arg(long, value_enum, default_value_t = DataPath::Auto)]
     data_path: DataPath,
+    /// Wire format: catalyst is for a peer that is Catalyst's C++ runtime or an FPGA, over verbs and with 8 bytes each way
+    #[arg(long, value_enum, default_value_t = Wire::Native)]
+    pub(crate) wire: Wire,
     /// RDMA device, by name, network interface or address
     #[arg(short = 'd', long = "ib-dev", value_name = "DEVICE")]
     device: Option<String>,
@@ -42,6 +45,24 @@ enum DataPath {
     Verbs,
 }
 
+/// As [`catalyst_transport::Wire`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Wire {
+    Native,
+    Catalyst,
+}
+
+#[allow(dead_code)] // each example uses a part of it
+impl Wire {
+    /// As on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Catalyst => "catalyst",
+        }
+    }
+}
+
 impl Connection {
     /// The settings that these options stand for.
     pub(crate) fn config(&self) -> SessionConfig {
@@ -51,7 +72,11 @@ impl Connection {
             DataPath::Verbs => DataPathKind::Verbs,
         };
         let liveness = Duration::try_from_secs_f64(self.liveness).unwrap_or_default();
-        let mut config = SessionConfig::new().data_path(kind).bind(&self.bind).liveness(liveness);
+        let wire = match self.wire {
+            Wire::Native => catalyst_transport::Wire::Native,
+            Wire::Catalyst => catalyst_transport::Wire::Catalyst,
+        };
+        let mut config = SessionConfig::new().wire(wire).data_path(kind).bind(&self.bind).liveness(liveness);
         if let Some(device) = &self.device {
             config = config.device(device);
         }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use catalyst_transport::{ConnectInfo, ControllerSession, Steane, TransportSession};
 use clap::Parser;
-use connection::{Connection, Function};
+use connection::{Connection, Function, Wire};
 use indicatif::{ProgressBar, ProgressStyle};
 use latency::{Latency, Summary};
 use serde::Serialize;
@@ -32,9 +32,9 @@ struct Options {
     /// TCP port of the coprocessor's out-of-band channel
     #[arg(short = 'p', long, default_value_t = 18515, value_name = "PORT")]
     port: u16,
-    /// Payload bytes a round
-    #[arg(short = 's', long = "size", default_value_t = 16, value_name = "BYTES")]
-    size: usize,
+    /// Payload bytes a round: 16, and always 8 on the Catalyst wire, if not given
+    #[arg(short = 's', long = "size", value_name = "BYTES")]
+    size: Option<usize>,
     /// Rounds
     #[arg(short = 'n', long = "iters", default_value_t = 100_000, value_name = "ROUNDS")]
     rounds: u64,
@@ -97,9 +97,13 @@ fn main() -> ExitCode {
 
 /// Runs all rounds; says whether every reply was right.
 fn run(options: &Options) -> Result<bool> {
+    let size = options.size.unwrap_or(match options.connection.wire {
+        Wire::Native => 16,
+        Wire::Catalyst => 8,
+    });
     let (request_bytes, reply_bytes) = match options.function {
         Function::Steane => (Steane::REQUEST_BYTES, Steane::REPLY_BYTES),
-        _ => (options.size, options.size),
+        _ => (size, size),
     };
     let mut config = options
         .connection
@@ -146,7 +150,7 @@ fn run(options: &Options) -> Result<bool> {
     let report = Report {
         data_path: session.data_path().into(),
         device: session.device().map(Into::into),
-        wire: "native",
+        wire: options.connection.wire.name(),
         payload_bytes: request_bytes,
         rounds: options.rounds,
         depth: options.depth,

@@ -12,7 +12,7 @@ use catalyst_transport::{
     ConnectInfo, CoprocessorSession, Echo, Invert, Outcome, Result, Steane, TransportError, TransportSession,
 };
 use clap::Parser;
-use connection::{Connection, Function};
+use connection::{Connection, Function, Wire};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -132,6 +132,11 @@ fn one_session(options: &Options, session: &mut CoprocessorSession, port: u16, s
             Ok(()) if stop.load(Ordering::Relaxed) => return Ok(()),
             Ok(()) => std::thread::sleep(Duration::from_millis(5)),
             Err(TransportError::PeerClosed { .. }) => return Ok(()),
+            // The end of the connection is the only one that the Catalyst wire has.
+            Err(error @ TransportError::PeerLost { .. }) if options.connection.wire == Wire::Catalyst => {
+                eprintln!("coprocessor: session ended: {error}");
+                return Ok(());
+            }
             Err(error) => return Err(error),
         }
     }

@@ -173,7 +173,7 @@ impl SharedMemory {
     #[inline]
     pub(crate) fn slot(&mut self, sequence: u32) -> Result<(&SharedBytes, usize)> {
         let peer = self.peer.as_ref().expect("the lifecycle sends frames only after attach");
-        Ok((peer, self.outgoing.slot_end(sequence)))
+        Ok((peer, self.outgoing.frame_end(sequence)))
     }
 }
 

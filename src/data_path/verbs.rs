@@ -1,5 +1,7 @@
-//! RDMA writes over one reliable connected queue pair, which carries both directions.
+//! RDMA writes over one reliable connected queue pair, which carries both directions. On the Catalyst wire there is a
+//! second one, which only receives: see [`catalyst`].
 
+mod catalyst;
 pub(crate) mod completion;
 pub(crate) mod device;
 #[cfg(feature = "fabricated")]
@@ -18,7 +20,7 @@ use device::{Context, Route};
 use memory::{ProtectionDomain, Region};
 use queue_pair::{QueuePair, Retry, Write};
 
-use crate::config::SessionConfig;
+use crate::config::{SessionConfig, Wire};
 use crate::error::{Result, TransportError};
 use crate::oob::Endpoint;
 use crate::ring::{Check, Geometry, SharedBytes};
@@ -40,6 +42,8 @@ const DRAIN_BOUND: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(crate) struct Verbs {
     queue_pair: QueuePair,
+    /// The pair that receives, on the Catalyst wire; else the one pair does both.
+    receiving: Option<QueuePair>,
     completions: CompletionQueue,
     outgoing: Option<Outgoing>,
     incoming: Option<Region>,
@@ -88,21 +92,33 @@ impl Verbs {
         let table = &ffi::SYSTEM;
         let (context, route) = device::choose(table, config.device.as_deref(), config.port, config.gid_index, local)?;
         let domain = ProtectionDomain::allocate(&context)?;
-        let depth = (config.channel.depth * 2).clamp(LEAST_SEND_DEPTH, MOST_SEND_DEPTH);
-        // One more than can be outstanding, for the marker that closing posts.
-        let completions = CompletionQueue::create(&context, depth + 1)?;
+        // A Catalyst peer may fill the ring, however few rounds this side wants in flight.
+        let slots = config.channel.rings(config.wire).0.slots();
+        let depth = (slots * 2).clamp(LEAST_SEND_DEPTH, MOST_SEND_DEPTH);
+        // More than can be outstanding, for the markers that closing posts.
+        let completions = CompletionQueue::create(&context, depth + 2)?;
         let mut queue_pair = QueuePair::create(&domain, &completions, depth, INLINE_BYTES)?;
         queue_pair.enter_init(route.port)?;
+        let receiving = match config.wire {
+            Wire::Native => None,
+            Wire::Catalyst => Some(catalyst::receiving_pair(&domain, &completions, &route)?),
+        };
         let window = u64::from(queue_pair.send_depth.min(depth)).saturating_sub(1).max(1);
+        // Packets of an earlier connection must never fit: the number comes from the kernel's random ones. On the Catalyst
+        // wire it is 0, as the C++ runtime takes nothing else for granted.
+        let psn = match config.wire {
+            Wire::Native => u32::from_le_bytes(super::shared_memory::random()?) & 0x00FF_FFFF,
+            Wire::Catalyst => 0,
+        };
         Ok(Self {
             queue_pair,
+            receiving,
             completions,
             outgoing: None,
             incoming: None,
             domain,
             route,
-            // From the kernel's random numbers, so that packets of an earlier connection never fit.
-            psn: u32::from_le_bytes(super::shared_memory::random()?) & 0x00FF_FFFF,
+            psn,
             bound: config.liveness,
             dma_buf: config.dma_buf,
             remote: PeerRef { rkey: Default::default(), remote_addr: 0, size: 0 },
@@ -181,7 +197,7 @@ impl Verbs {
 
     /// Registers the buffer that frames are sent from: whole slots, and room for the probe.
     pub(crate) fn establish(&mut self, geometry: Geometry) -> Result<()> {
-        let slots = (geometry.depth * 2).max(4);
+        let slots = (geometry.slots() * 2).max(4);
         let bytes = slots as usize * geometry.slot_bytes() + Geometry::PROBE_BYTES;
         let region = Region::allocate(&self.domain, bytes, false)?;
         self.window = self.window.min(u64::from(slots));
@@ -220,7 +236,7 @@ impl Verbs {
     pub(crate) fn send(&mut self, sequence: u32, bytes: usize) -> Result<()> {
         let Some(outgoing) = &self.outgoing else { unreachable!("the lifecycle sends only after establish") };
         let local = outgoing.slot_end(sequence) - bytes;
-        let remote = self.remote.remote_addr + (outgoing.geometry.slot_end(sequence) - bytes) as u64;
+        let remote = self.remote.remote_addr + (outgoing.geometry.frame_end(sequence) - bytes) as u64;
         let signalled = self.posted % self.signal_every == self.signal_every - 1;
         self.post(local, bytes, remote, signalled)
     }
@@ -270,7 +286,7 @@ impl Verbs {
     pub(crate) fn progress(&mut self) -> Result<()> {
         while let Some(completed) = self.completions.poll()? {
             if completed.status != 0 {
-                let stage = if self.probed { "round" } else { "establish_channel: probe" };
+                let stage = if self.probed || self.receiving.is_some() { "round" } else { "establish_channel: probe" };
                 return Err(completion::failure(completed, stage, self.probed, self.place()));
             }
             self.probed = true;
@@ -283,6 +299,9 @@ impl Verbs {
     pub(crate) fn flush(&mut self, deadline: Instant) -> Result<()> {
         if self.outgoing.is_none() || self.posted == self.completed {
             return Ok(());
+        }
+        if self.receiving.is_some() {
+            return self.linger(deadline);
         }
         if self.posted - self.completed >= self.window {
             self.make_room()?;
@@ -344,12 +363,9 @@ impl Verbs {
 }
 
 impl Drop for Verbs {
-    /// Moves the queue pair to ERR and waits, within a bound, until the device has let go of every request. Only then
-    /// are the queue pair, the registrations and the memory released.
+    /// Moves the queue pairs to ERR and waits, within a bound, until the device has let go of every request. Only then
+    /// are the queue pairs, the registrations and the memory released.
     fn drop(&mut self) {
-        if let Err(error) = self.queue_pair.enter_error() {
-            tracing::debug!(%error, "closing");
-        }
         let marker = u64::MAX;
         let write = Write {
             id: marker,
@@ -360,14 +376,20 @@ impl Drop for Verbs {
             remote_key: self.remote.rkey,
             signalled: true,
         };
-        // SAFETY: no bytes are read. In ERR the request is flushed at once, behind all that are queued.
-        if unsafe { self.queue_pair.post(write) } != 0 {
-            return;
+        let mut markers = 0;
+        for pair in self.receiving.iter_mut().chain([&mut self.queue_pair]) {
+            if let Err(error) = pair.enter_error() {
+                tracing::debug!(%error, "closing");
+            }
+            // SAFETY: no bytes are read. In ERR the request is flushed at once, behind all that are queued.
+            if unsafe { pair.post(write) } == 0 {
+                markers += 1;
+            }
         }
         let deadline = Instant::now() + DRAIN_BOUND;
-        loop {
+        while markers > 0 {
             match self.completions.poll() {
-                Ok(Some(completed)) if completed.id == marker => return,
+                Ok(Some(completed)) if completed.id == marker => markers -= 1,
                 Ok(Some(_)) => {}
                 Ok(None) if Instant::now() < deadline => std::hint::spin_loop(),
                 _ => return,

@@ -9,6 +9,7 @@ use super::spin::{BURST, Spinner};
 use super::worker::{HandOffReader, Launcher};
 use crate::data_path::DataPath;
 use crate::error::{FunctionFailure, Result, TransportError};
+use crate::oob::HangUp;
 use crate::ring::{Check, FrameReader, FrameWriter, Geometry, Polled, SharedBytes, Trailer};
 use crate::session::function::{Functions, Request};
 
@@ -16,6 +17,8 @@ use crate::session::function::{Functions, Request};
 const PROGRESS_EVERY: u32 = 16;
 /// How long stopping waits for the last replies to be acknowledged.
 const FLUSH_BOUND: Duration = Duration::from_millis(5);
+/// Room for a failure's text where the frame has none.
+const TEXT_ROOM: usize = 512;
 
 /// All that the engine thread works with.
 #[derive(Debug)]
@@ -28,11 +31,15 @@ pub(crate) struct Loop {
     source: Source,
     /// The request's payload, copied out of the ring.
     request: Vec<u8>,
+    /// The reply or, longer where frames carry no status, a failure's text.
     reply: Vec<u8>,
+    reply_capacity: usize,
     /// Copies of the replies, for `collect`.
     served: Served,
     /// How long a frame may stay unverified.
     patience: Duration,
+    /// On the Catalyst wire, the only way to tell the peer that no more replies will come.
+    hang_up: Option<HangUp>,
 }
 
 /// Where replies come from.
@@ -82,7 +89,7 @@ impl Served {
         if sequence.wrapping_sub(taken) >= self.geometry.depth {
             return;
         }
-        let end = self.geometry.slot_end(sequence);
+        let end = self.geometry.frame_end(sequence);
         self.writer.stage(&self.memory, end, reply);
         self.writer.publish(&self.memory, end, status, decoder_id);
     }
@@ -98,23 +105,26 @@ pub(crate) struct Parts {
     pub(crate) served: Served,
     pub(crate) patience: Duration,
     pub(crate) reply_capacity: usize,
+    pub(crate) hang_up: Option<HangUp>,
 }
 
 impl Loop {
     pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { path, peer, reader, writer, source, served, patience, reply_capacity } = parts;
+        let Parts { path, peer, reader, writer, source, served, patience, reply_capacity, hang_up } = parts;
         let request = vec![0; reader.geometry().capacity];
         Self {
             path,
             shared: Arc::default(),
             peer,
             reader,
-            writer,
             source,
             request,
-            reply: vec![0; reply_capacity],
+            reply: vec![0; if writer.carries_status() { reply_capacity } else { reply_capacity.max(TEXT_ROOM) }],
+            reply_capacity,
+            writer,
             served,
             patience,
+            hang_up,
         }
     }
 
@@ -147,7 +157,7 @@ impl Loop {
         let next = self.writer.sequence();
         self.reader.rewind(next);
         let (rings, reader) =
-            super::worker::rings(&self.reader, self.reply.len(), next, self.shared.clone(), self.peer.clone())?;
+            super::worker::rings(&self.reader, self.reply_capacity, next, self.shared.clone(), self.peer.clone())?;
         launcher.launch(rings)?;
         *hand_off = Some(reader);
         Ok(())
@@ -178,6 +188,16 @@ impl Loop {
     /// # Errors
     /// The first error of the data path, of the peer or of the protocol.
     pub(crate) fn run(&mut self) -> Result<()> {
+        let ended = self.serve_all();
+        if ended.is_err()
+            && let Some(hang_up) = &self.hang_up
+        {
+            hang_up.now();
+        }
+        ended
+    }
+
+    fn serve_all(&mut self) -> Result<()> {
         let spinner = Spinner::new();
         let mut bursts = 0_u32;
         let mut unverified: Option<Instant> = None;
@@ -258,7 +278,7 @@ impl Loop {
         let Trailer { decoder_id, sequence, length, .. } = trailer;
         let Source::Functions(functions) = &mut self.source else { unreachable!("only functions are served here") };
         let request = Request { decoder_id, sequence, payload: &self.request[..length as usize] };
-        let answer = functions.answer(request, &mut self.reply);
+        let answer = functions.answer_within(request, &mut self.reply, self.reply_capacity);
         self.reader.advance();
         self.answer(decoder_id, answer.status, answer.length)
     }
@@ -267,9 +287,12 @@ impl Loop {
     #[inline]
     fn answer(&mut self, decoder_id: u32, status: u8, length: usize) -> Result<Turn> {
         let sequence = self.writer.sequence();
-        let (memory, slot_end) = self.path.slot(sequence)?;
-        self.writer.stage(memory, slot_end, &self.reply[..length]);
-        let bytes = self.writer.publish(memory, slot_end, status, decoder_id);
+        if status != 0 && !self.writer.carries_status() {
+            return Err(self.unanswerable(Trailer { check: 0, length: length as u32, status, decoder_id, sequence }));
+        }
+        let (memory, frame_end) = self.path.slot(sequence)?;
+        self.writer.stage(memory, frame_end, &self.reply[..length]);
+        let bytes = self.writer.publish(memory, frame_end, status, decoder_id);
         self.path.send(sequence, bytes)?;
         // The reply is on its way: what follows is off the round.
         self.shared.count();
@@ -283,6 +306,15 @@ impl Loop {
             && let Err(error) = self.path.flush(Instant::now() + FLUSH_BOUND)
         {
             tracing::debug!(%error, "stopping");
+        }
+    }
+
+    /// A wrong answer would be worse than none, and without one the controller would wait for this round's slot for ever.
+    #[cold]
+    fn unanswerable(&self, answer: Trailer) -> TransportError {
+        let failure = function_failed(&answer, &self.reply[..answer.length as usize]);
+        TransportError::Engine {
+            problem: format!("{failure}; the Catalyst wire has no word for a failed round, so the session has ended"),
         }
     }
 

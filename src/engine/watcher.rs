@@ -11,7 +11,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use super::peer::{Peer, Phase};
 use crate::data_path::DeviceEvents;
 use crate::error::{Result, TransportError};
-use crate::oob::{Channel, Message};
+use crate::oob::{CatalystChannel, Channel, Message};
 
 /// How long telling the peer something may take: its socket buffer is empty but for a frozen peer.
 const SEND_BOUND: Duration = Duration::from_millis(20);
@@ -20,44 +20,64 @@ const CLOSE_BOUND: Duration = Duration::from_millis(5);
 /// Where errors come from.
 const STAGE: &str = "watching the peer";
 
+/// The connection that is watched.
+#[derive(Debug)]
+pub(crate) enum Line {
+    /// Both sides tell each other what they do, and that they live.
+    Native(Box<Channel>),
+    /// Silent until its end.
+    Catalyst(CatalystChannel),
+}
+
+impl Line {
+    /// Sends a message where the wire has messages.
+    fn send(&mut self, message: &Message, deadline: Instant, stage: &'static str) -> Result<()> {
+        match self {
+            Self::Native(channel) => channel.send(message, deadline, stage),
+            Self::Catalyst(_) => Ok(()),
+        }
+    }
+}
+
 /// A running watcher. Dropping it ends the thread.
 #[derive(Debug)]
 pub(crate) struct Watcher {
-    channel: Option<Arc<Mutex<Channel>>>,
+    line: Option<Arc<Mutex<Line>>>,
     wake: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watcher {
     /// Starts watching over a connection that has been brought up.
-    pub(crate) fn start(
-        channel: Channel,
-        peer: Arc<Peer>,
-        events: Option<DeviceEvents>,
-        liveness: Duration,
-    ) -> Result<Self> {
-        let socket = channel.try_clone_stream()?;
+    pub(crate) fn start(line: Line, peer: Arc<Peer>, events: Option<DeviceEvents>, liveness: Duration) -> Result<Self> {
+        let socket = match &line {
+            Line::Native(channel) => channel.try_clone_stream(),
+            Line::Catalyst(channel) => channel.try_clone_stream(),
+        }?;
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| TransportError::system("eventfd", "the watcher", errno))?;
-        let (channel, wake) = (Arc::new(Mutex::new(channel)), Arc::new(wake));
-        let (thread_channel, thread_wake) = (channel.clone(), wake.clone());
+        let (line, wake) = (Arc::new(Mutex::new(line)), Arc::new(wake));
+        let (thread_line, thread_wake) = (line.clone(), wake.clone());
         let thread = std::thread::Builder::new()
             .name("catalyst-watcher".into())
             .stack_size(256 * 1024)
             .spawn(move || {
-                let watch = Watch { channel: thread_channel, peer, events, liveness };
+                let watch = Watch { line: thread_line, peer, events, liveness };
                 watch.run(&socket, &thread_wake);
             })
             .map_err(|error| TransportError::system("clone", "the watcher thread", error))?;
-        Ok(Self { channel: Some(channel), wake, thread: Some(thread) })
+        Ok(Self { line: Some(line), wake, thread: Some(thread) })
     }
 
     /// Ends the watch, says goodbye and closes the connection.
     pub(crate) fn close(mut self) {
         self.end();
         // The thread had the only other share of it.
-        if let Some(channel) = self.channel.take().and_then(Arc::into_inner) {
-            channel.into_inner().unwrap_or_else(PoisonError::into_inner).close(Instant::now() + CLOSE_BOUND);
+        let line = self.line.take().and_then(Arc::into_inner);
+        match line.map(|line| line.into_inner().unwrap_or_else(PoisonError::into_inner)) {
+            Some(Line::Native(channel)) => channel.close(Instant::now() + CLOSE_BOUND),
+            Some(Line::Catalyst(channel)) => channel.close(),
+            None => {}
         }
     }
 
@@ -72,8 +92,8 @@ impl Watcher {
 
     /// Tells the peer something, as far as it takes it at once.
     pub(crate) fn tell(&self, message: &Message) {
-        let Some(channel) = &self.channel else { return };
-        if let Err(error) = lock(channel).send(message, Instant::now() + SEND_BOUND, "telling the peer") {
+        let Some(line) = &self.line else { return };
+        if let Err(error) = lock(line).send(message, Instant::now() + SEND_BOUND, "telling the peer") {
             tracing::debug!(%error, "the peer was not told");
         }
     }
@@ -85,12 +105,12 @@ impl Drop for Watcher {
     }
 }
 
-fn lock(channel: &Mutex<Channel>) -> MutexGuard<'_, Channel> {
-    channel.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(line: &Mutex<Line>) -> MutexGuard<'_, Line> {
+    line.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Watch {
-    channel: Arc<Mutex<Channel>>,
+    line: Arc<Mutex<Line>>,
     peer: Arc<Peer>,
     events: Option<DeviceEvents>,
     liveness: Duration,
@@ -141,7 +161,7 @@ impl Watch {
                 next_sign = Instant::now() + interval;
                 let sign = Instant::now() + SEND_BOUND;
                 if let Err(error @ TransportError::PeerLost { .. }) =
-                    lock(&self.channel).send(&Message::Heartbeat, sign, STAGE)
+                    lock(&self.line).send(&Message::Heartbeat, sign, STAGE)
                 {
                     self.end(error);
                     return;
@@ -152,7 +172,11 @@ impl Watch {
 
     /// Takes what the peer has said.
     fn hear(&self) -> Result<()> {
-        let mut channel = lock(&self.channel);
+        let mut line = lock(&self.line);
+        let channel = match &mut *line {
+            Line::Native(channel) => channel,
+            Line::Catalyst(channel) => return channel.look(STAGE),
+        };
         while let Some(message) = channel.try_receive(STAGE)? {
             match message {
                 Message::Started => self.peer.set(Phase::Running),

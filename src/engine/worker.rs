@@ -117,8 +117,8 @@ impl WorkerRings {
         if self.replies.sequence() == self.requests.expected() {
             return Err(TransportError::invalid("reply", "every request that was taken has its reply already"));
         }
-        // The controller has at most `depth` rounds in flight, so the slot's last reply was sent long ago.
-        let end = self.geometry.slot_end(self.replies.sequence());
+        // The controller has no more rounds in flight than the ring has slots, so the slot's last reply was sent long ago.
+        let end = self.geometry.frame_end(self.replies.sequence());
         self.replies.stage(&self.hand_off, end, reply);
         self.replies.publish(&self.hand_off, end, status, decoder_id);
         Ok(())
@@ -159,7 +159,7 @@ pub(crate) fn rings(
     shared: Arc<Shared>,
     peer: Arc<Peer>,
 ) -> Result<(WorkerRings, HandOffReader)> {
-    let geometry = Geometry::new(requests.geometry().depth, reply_capacity);
+    let geometry = Geometry::new(requests.geometry().slots(), reply_capacity);
     let hand_off = SharedBytes::anonymous(geometry.ring_bytes())
         .map_err(|error| TransportError::system("mmap", "the hand-off ring", error))?;
     // A fresh ring of zeros shows no sequence number but 0, and with this check not even that passes for a frame.

@@ -41,7 +41,7 @@ impl Liveness {
         (interval, probes as u32, bound - interval)
     }
 
-    fn apply(self, stream: &TcpStream) -> io::Result<()> {
+    pub(super) fn apply(self, stream: &TcpStream) -> io::Result<()> {
         let (interval, probes, user_timeout) = self.options();
         let socket = SockRef::from(stream);
         // Messages are small and each waits for an answer: gathering them would cost a delayed acknowledgement.
@@ -418,22 +418,7 @@ impl Channel {
 
     /// The error for a socket call that failed.
     fn broken(&self, call: &'static str, error: &io::Error, stage: &'static str) -> TransportError {
-        let peer = self.peer;
-        let cause = match error.raw_os_error() {
-            Some(libc::ECONNRESET | libc::EPIPE) => {
-                format!(
-                    "the connection to {peer} was reset: its process was killed, or closed without reading everything"
-                )
-            }
-            Some(libc::ETIMEDOUT) => {
-                format!("the host of {peer} has not answered within {:?}: it is down or cut off", self.bound)
-            }
-            Some(libc::EHOSTUNREACH | libc::ENETUNREACH | libc::ENETDOWN) => {
-                format!("the host of {peer} cannot be reached any more: {error}")
-            }
-            _ => return TransportError::system(call, format!("the connection to {peer}"), error),
-        };
-        TransportError::PeerLost { stage, cause }
+        broken(self.peer, self.bound, call, error, stage)
     }
 
     /// What the peer has and has not sent, for a timeout's hint.
@@ -457,6 +442,29 @@ impl Channel {
         wait(&mut [PollFd::new(&self.stream, events)], Some(deadline))
             .map_err(|errno| TransportError::system("poll", format!("the connection to {}", self.peer), errno))
     }
+}
+
+/// The error for a call that failed on the socket to this peer.
+pub(super) fn broken(
+    peer: SocketAddr,
+    bound: Duration,
+    call: &'static str,
+    error: &io::Error,
+    stage: &'static str,
+) -> TransportError {
+    let cause = match error.raw_os_error() {
+        Some(libc::ECONNRESET | libc::EPIPE) => {
+            format!("the connection to {peer} was reset: its process was killed, or closed without reading everything")
+        }
+        Some(libc::ETIMEDOUT) => {
+            format!("the host of {peer} has not answered within {bound:?}: it is down or cut off")
+        }
+        Some(libc::EHOSTUNREACH | libc::ENETUNREACH | libc::ENETDOWN) => {
+            format!("the host of {peer} cannot be reached any more: {error}")
+        }
+        _ => return TransportError::system(call, format!("the connection to {peer}"), error),
+    };
+    TransportError::PeerLost { stage, cause }
 }
 
 /// An IPv4 address as such, also where a socket for both families shows it in IPv6's clothes.

@@ -6,6 +6,7 @@
 
 use std::io::{self, Read};
 
+use super::catalyst_message;
 use super::message::{HEADER, Kind, MAGIC, MAX_BODY, Message, VERSION};
 
 /// What is wrong with a message. Each says what was found and what was expected.
@@ -18,6 +19,12 @@ pub(crate) enum Problem {
         /// The bytes there.
         found: [u8; 4],
     },
+    /// The first bytes are a whole message of the Catalyst wire format.
+    #[error(
+        "the peer speaks the Catalyst wire format, and this side the native one: use wire=catalyst on both sides, or \
+         wire=native"
+    )]
+    Catalyst,
     /// A version other than [`VERSION`].
     #[error(
         "protocol version {found} was received and version {VERSION} is spoken here: use the same release on both sides"
@@ -68,7 +75,7 @@ pub(crate) enum Problem {
 impl Problem {
     /// Whether the bytes come from something that does not speak this protocol at all.
     pub(crate) fn is_stranger(&self) -> bool {
-        matches!(self, Self::Magic { .. })
+        matches!(self, Self::Magic { .. } | Self::Catalyst)
     }
 }
 
@@ -85,13 +92,15 @@ struct Header {
 pub(crate) struct Decoder {
     buffer: [u8; HEADER + MAX_BODY],
     filled: usize,
+    /// A message has been found: the peer speaks this protocol.
+    begun: bool,
     problem: Option<Problem>,
 }
 
 impl Decoder {
     /// An empty decoder.
     pub(crate) fn new() -> Self {
-        Self { buffer: [0; HEADER + MAX_BODY], filled: 0, problem: None }
+        Self { buffer: [0; HEADER + MAX_BODY], filled: 0, begun: false, problem: None }
     }
 
     /// Reads once from a source, as much as there is room for, and says how many bytes came; 0 is the end of it.
@@ -127,6 +136,8 @@ impl Decoder {
     pub(crate) fn progress(&self) -> (usize, usize) {
         let needed = match self.header() {
             Ok(Some(header)) => HEADER + header.length,
+            // Still without a verdict: it may become a Catalyst message.
+            _ if self.filled > HEADER => catalyst_message::LENGTH,
             _ => HEADER,
         };
         (self.filled, needed)
@@ -141,6 +152,7 @@ impl Decoder {
         let message = Message::from_body(kind, &self.buffer[HEADER..whole])?;
         self.buffer.copy_within(whole..self.filled, 0);
         self.filled -= whole;
+        self.begun = true;
         Ok(Some((session, message)))
     }
 
@@ -150,6 +162,14 @@ impl Decoder {
         let bytes = &self.buffer[..self.filled];
         let Some((&magic, rest)) = bytes.split_first_chunk() else { return Ok(None) };
         if magic != MAGIC {
+            if !self.begun {
+                match catalyst_message::recognise(bytes) {
+                    // A Catalyst message has no magic: its fields are looked at once all of them are there.
+                    None => return Ok(None),
+                    Some(true) => return Err(Problem::Catalyst),
+                    Some(false) => {}
+                }
+            }
             return Err(Problem::Magic { found: magic });
         }
         let Some((&version, rest)) = rest.split_first_chunk() else { return Ok(None) };

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::catalyst_channel::CatalystChannel;
 use super::channel::{Channel, Liveness};
 use super::decoder::Decoder;
 use super::wait::wait;
@@ -42,6 +43,24 @@ pub(crate) fn connect(
     deadline: Instant,
     liveness: Liveness,
 ) -> Result<Channel> {
+    let (stream, peer) = dial(peer, port, bind, deadline)?;
+    Channel::resume(stream, peer, Decoder::new(), liveness)
+}
+
+/// [`connect`] to a peer that speaks the Catalyst wire format.
+pub(crate) fn connect_catalyst(
+    peer: &str,
+    port: u16,
+    bind: Option<IpAddr>,
+    deadline: Instant,
+    liveness: Liveness,
+) -> Result<CatalystChannel> {
+    let (stream, peer) = dial(peer, port, bind, deadline)?;
+    CatalystChannel::new(stream, peer, liveness)
+}
+
+/// The connection alone, and the peer's address.
+fn dial(peer: &str, port: u16, bind: Option<IpAddr>, deadline: Instant) -> Result<(TcpStream, SocketAddr)> {
     let began = Instant::now();
     if port == 0 {
         return Err(TransportError::invalid(
@@ -65,7 +84,7 @@ pub(crate) fn connect(
         for (address, last) in &mut addresses {
             let until = deadline.min(Instant::now() + limit);
             match attempt(*address, bind.map(|ip| local(ip, *address)), until) {
-                Ok((stream, peer)) => return Channel::resume(stream, peer, Decoder::new(), liveness),
+                Ok(connected) => return Ok(connected),
                 Err(error) => *last = Some(error),
             }
         }

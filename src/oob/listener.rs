@@ -6,13 +6,14 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::channel::{Channel, Liveness};
+use super::catalyst_channel::CatalystChannel;
+use super::channel::{Channel, Liveness, canonical};
 use super::decoder::Decoder;
 use super::dial::{resolve, unresolvable};
 use super::message::{Hello, MAGIC, Message};
@@ -143,9 +144,7 @@ impl Listener {
             let until = [how.deadline, step].into_iter().flatten().min();
             let ready = self.poll(&pending, how.cancel, until)?;
             if ready.cancelled {
-                return Err(TransportError::Engine {
-                    problem: format!("waiting for a client at {} was cancelled", self.local),
-                });
+                return Err(self.cancelled());
             }
 
             // The clients first, so that one that is complete is served before it could be crowded out.
@@ -186,6 +185,65 @@ impl Listener {
                 return Err(TransportError::Timeout { stage: STAGE, waited: began.elapsed(), hint });
             }
         }
+    }
+
+    /// Waits for the next client, whoever it is: on the Catalyst wire a client says nothing before it has been spoken to.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`accept_hello`](Self::accept_hello).
+    pub(crate) fn accept_any(&self, how: &Acceptance<'_>) -> Result<CatalystChannel> {
+        if how.deadline.is_none() && how.cancel.is_none() {
+            return Err(TransportError::invalid(
+                "waiting for a client",
+                "needs a deadline, or a descriptor that can cancel it",
+            ));
+        }
+        let began = Instant::now();
+        loop {
+            if let Some(channel) = self.next_waiting(how.liveness)? {
+                return Ok(channel);
+            }
+            if how.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                let hint = Dropped::default().hint(self.local, 0);
+                return Err(TransportError::Timeout { stage: STAGE, waited: began.elapsed(), hint });
+            }
+            if self.poll(&[], how.cancel, how.deadline)?.cancelled {
+                return Err(self.cancelled());
+            }
+        }
+    }
+
+    /// The next client that waits already, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`TransportError::System`] if this machine cannot accept, for want of file descriptors or memory.
+    pub(crate) fn next_waiting(&self, liveness: Liveness) -> Result<Option<CatalystChannel>> {
+        loop {
+            match self.socket.accept() {
+                Ok((socket, peer)) => {
+                    let Some(peer) = peer.as_socket() else { continue };
+                    tracing::debug!(%peer, local = %self.local, "a client has connected");
+                    match CatalystChannel::new(socket.into(), canonical(peer), liveness) {
+                        Ok(channel) => return Ok(Some(channel)),
+                        Err(error) => tracing::debug!(%peer, %error, "a client was dropped"),
+                    }
+                }
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
+                        return Err(system("accept", self.local, &error));
+                    }
+                    // Nobody waits, or the one who did is gone again.
+                    _ => return Ok(None),
+                },
+            }
+        }
+    }
+
+    /// The error of a wait that was cancelled.
+    pub(crate) fn cancelled(&self) -> TransportError {
+        TransportError::Engine { problem: format!("waiting for a client at {} was cancelled", self.local) }
     }
 
     fn poll(&self, pending: &[Pending], cancel: Option<BorrowedFd<'_>>, until: Option<Instant>) -> Result<Ready> {
@@ -235,6 +293,12 @@ impl Listener {
             }
         }
         Ok(())
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 
@@ -315,7 +379,10 @@ impl Dropped {
 }
 
 fn overdue(step: Duration) -> String {
-    format!("it sent no whole hello within {step:?}")
+    format!(
+        "it sent no whole hello within {step:?}; a client that speaks the Catalyst wire format says nothing first and needs \
+         wire=catalyst here"
+    )
 }
 
 /// The error for a socket call at a local address.

@@ -82,11 +82,12 @@ impl Trailer {
 }
 
 /// The word whose bytes in memory are `low` and then `high`, each little-endian.
-fn pair(low: u32, high: u32) -> u64 {
+pub(super) fn pair(low: u32, high: u32) -> u64 {
     (u64::from(low) | u64::from(high) << 32).to_le()
 }
 
-fn split(word: u64) -> (u32, u32) {
+/// The two halves of such a word.
+pub(super) fn split(word: u64) -> (u32, u32) {
     let word = u64::from_le(word);
     (word as u32, (word >> 32) as u32)
 }

@@ -1,6 +1,6 @@
 //! The side of a ring that polls for frames.
 
-use super::{Check, Geometry, SharedBytes, Trailer};
+use super::{Check, Geometry, Layout, SharedBytes, Trailer, catalyst};
 
 /// What a look at the next slot found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,19 +20,20 @@ pub(crate) enum Polled {
 pub(crate) struct FrameReader {
     memory: SharedBytes,
     geometry: Geometry,
+    /// What its check field has to hold; unused in the Catalyst layout, which has no such field.
     check: Check,
     /// Sequence number of the next frame.
     expected: u32,
-    /// End of its slot.
-    slot_end: usize,
+    /// Offset just behind it.
+    frame_end: usize,
 }
 
 impl FrameReader {
     /// A reader of the ring at the head of `memory`, whose first frame has the number `first_sequence`.
     pub(crate) fn new(memory: SharedBytes, geometry: Geometry, check: Check, first_sequence: u32) -> Self {
         assert!(memory.len() >= geometry.ring_bytes(), "the memory is smaller than the ring");
-        let slot_end = geometry.slot_end(first_sequence);
-        Self { memory, geometry, check, expected: first_sequence, slot_end }
+        let frame_end = geometry.frame_end(first_sequence);
+        Self { memory, geometry, check, expected: first_sequence, frame_end }
     }
 
     /// Makes zeroed memory ready for the first frame. The slot of sequence number 0 would show that number already; it
@@ -40,7 +41,7 @@ impl FrameReader {
     pub(crate) fn prepare(&self) {
         let before_first =
             Trailer { check: 0, length: 0, status: 0, decoder_id: 0, sequence: self.expected.wrapping_sub(1) };
-        self.memory.store_release(self.geometry.slot_end(0) - 8, before_first.to_words().1);
+        self.memory.store_release(self.geometry.frame_end(0) - 8, before_first.to_words().1);
     }
 
     /// Sequence number of the next frame.
@@ -56,21 +57,24 @@ impl FrameReader {
     /// Whether the next slot shows the expected sequence number: one load, for the innermost loop.
     #[inline]
     pub(crate) fn arrived(&self) -> bool {
-        Trailer::sequence_of(self.memory.load_acquire(self.slot_end - 8)) == self.expected
+        Trailer::sequence_of(self.memory.load_acquire(self.frame_end - 8)) == self.expected
     }
 
     /// Looks for the next frame. When it is whole its payload is copied to the front of `payload`, which holds the
     /// ring's capacity; the reader stays on the slot until [`advance`](Self::advance).
     ///
-    /// Nothing is read twice: the trailer is taken in two loads, the one with the sequence number first, and the payload
+    /// Nothing that counts is read twice: the trailer is taken in two loads, the one with the sequence number first, and the payload
     /// in one copy after that.
     #[inline]
     pub(crate) fn poll(&self, payload: &mut [u8]) -> Polled {
-        let last = self.memory.load_acquire(self.slot_end - 8);
+        let last = self.memory.load_acquire(self.frame_end - 8);
         if Trailer::sequence_of(last) != self.expected {
             return Polled::Empty;
         }
-        let first = self.memory.load_relaxed(self.slot_end - 16);
+        if self.geometry.layout == Layout::Catalyst {
+            return Polled::Frame(catalyst::take(&self.memory, self.frame_end, self.expected, payload));
+        }
+        let first = self.memory.load_relaxed(self.frame_end - 16);
         let trailer = Trailer::from_words(first, last);
         let length = trailer.length as usize;
         if let Check::Session(session) = self.check
@@ -86,7 +90,7 @@ impl FrameReader {
             };
         }
         let payload = &mut payload[..length];
-        self.memory.copy_out(self.slot_end - Trailer::BYTES - length, payload);
+        self.memory.copy_out(self.frame_end - Trailer::BYTES - length, payload);
         if let Check::Crc(_) = self.check
             && trailer.check != self.check.value(&trailer, self.check.payload_crc(payload))
         {
@@ -99,13 +103,13 @@ impl FrameReader {
     #[inline]
     pub(crate) fn advance(&mut self) {
         self.expected = self.expected.wrapping_add(1);
-        self.slot_end = self.geometry.slot_end(self.expected);
+        self.frame_end = self.geometry.frame_end(self.expected);
     }
 
     /// Goes to the slot of any sequence number.
     pub(crate) fn rewind(&mut self, sequence: u32) {
         self.expected = sequence;
-        self.slot_end = self.geometry.slot_end(sequence);
+        self.frame_end = self.geometry.frame_end(sequence);
     }
 
     /// Another reader of the same ring, at any sequence number.

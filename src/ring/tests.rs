@@ -17,7 +17,7 @@ fn ring(geometry: Geometry, check: Check, first: u32) -> (SharedBytes, FrameWrit
 }
 
 fn send(memory: &SharedBytes, geometry: Geometry, writer: &mut FrameWriter, payload: &[u8], decoder_id: u32) -> usize {
-    let end = geometry.slot_end(writer.sequence());
+    let end = geometry.frame_end(writer.sequence());
     writer.stage(memory, end, payload);
     writer.publish(memory, end, 0, decoder_id)
 }
@@ -44,7 +44,7 @@ fn frames_are_those_of_the_document() {
         };
         let geometry = Geometry::new(4, 8);
         let (memory, mut writer, _) = ring(geometry, check, sequence);
-        let end = geometry.slot_end(sequence);
+        let end = geometry.frame_end(sequence);
         writer.stage(&memory, end, payload);
         let length = writer.publish(&memory, end, status, decoder_id);
         let mut written = vec![0; length];
@@ -62,8 +62,8 @@ fn slots_are_whole_cache_lines_and_never_overlap() {
         assert_eq!(geometry.slot_bytes() % 64, 0);
         assert!(geometry.slot_bytes() >= capacity + 16 && geometry.slot_bytes() < capacity + 16 + 64);
         for sequence in [0, 1, u32::MAX - 1, u32::MAX] {
-            assert_eq!(geometry.slot_end(sequence), geometry.slot_offset(sequence) + geometry.slot_bytes());
-            assert!(geometry.slot_end(sequence) <= geometry.ring_bytes());
+            assert_eq!(geometry.frame_end(sequence), geometry.slot_offset(sequence) + geometry.slot_bytes());
+            assert!(geometry.frame_end(sequence) <= geometry.ring_bytes());
         }
         // The order goes on across the wrap.
         assert_eq!(
@@ -139,7 +139,7 @@ proptest! {
         let (memory, mut writer, reader) = ring(geometry, Check::Crc(SESSION), 9);
         let bytes = send(&memory, geometry, &mut writer, &payload, 3);
         let bit = bit.index(bytes * 8);
-        let at = geometry.slot_end(9) - bytes + bit / 8;
+        let at = geometry.frame_end(9) - bytes + bit / 8;
         let mut byte = [0];
         memory.copy_out(at, &mut byte);
         memory.copy_in(at, &[byte[0] ^ 1 << (bit % 8)]);
@@ -172,12 +172,12 @@ fn a_frame_that_arrives_in_pieces_is_taken_only_whole() {
     let (memory, mut writer, _) = ring(geometry, Check::Crc(SESSION), 1);
     let bytes = send(&memory, geometry, &mut writer, &[0xEE; 40], 1);
     let mut whole = vec![0; bytes];
-    memory.copy_out(geometry.slot_end(1) - bytes, &mut whole);
+    memory.copy_out(geometry.frame_end(1) - bytes, &mut whole);
     for missing in (0..bytes).step_by(4) {
         let (memory, _, reader) = ring(geometry, Check::Crc(SESSION), 1);
         let mut partial = whole.clone();
         partial[missing..missing + 4].fill(0);
-        memory.copy_in(geometry.slot_end(1) - bytes, &partial);
+        memory.copy_in(geometry.frame_end(1) - bytes, &partial);
         let found = reader.poll(&mut [0; 40]);
         assert!(matches!(found, Polled::Empty | Polled::Unverified), "without the word at {missing}: {found:?}");
     }

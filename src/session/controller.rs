@@ -108,7 +108,7 @@ impl ControllerSession {
     pub fn open(&mut self, info: &ConnectInfo) -> Result<()> {
         let desc = self.link.config.channel.clone();
         self.connect(info)?;
-        let local = self.alloc_memory(desc.controller_bytes(), MemKind::CpuRam)?;
+        let local = self.alloc_memory(self.link.region_bytes(&desc), MemKind::CpuRam)?;
         let peer = self.exchange_keys(&local)?;
         self.establish_channel(&desc, &local, &peer)?;
         self.commit_work_item(0, desc.request_capacity, desc.reply_capacity)
@@ -170,8 +170,8 @@ impl ControllerSession {
             return Err(too_much(payload.len(), self.largest_request));
         }
         rounds.check_window()?;
-        let (memory, slot_end) = rounds.path.slot(rounds.writer.sequence())?;
-        rounds.writer.stage(memory, slot_end, payload);
+        let (memory, frame_end) = rounds.path.slot(rounds.writer.sequence())?;
+        rounds.writer.stage(memory, frame_end, payload);
         rounds.staged = Staged::InRing { bytes: payload.len(), decoder_id };
         Ok(())
     }
@@ -398,7 +398,7 @@ impl ControllerSession {
 
 impl Rounds {
     fn new(movement: Movement, desc: &ChannelDesc) -> Self {
-        let Movement { path, reader, writer } = movement;
+        let Movement { path, reader, writer, .. } = movement;
         Self {
             path,
             given_up_before: reader.expected(),
@@ -444,7 +444,7 @@ impl Rounds {
     #[inline]
     fn kick(&mut self, item: WorkItem, index: u32) -> Result<u32> {
         let sequence = self.writer.sequence();
-        let (memory, slot_end) = self.path.slot(sequence)?;
+        let (memory, frame_end) = self.path.slot(sequence)?;
         let decoder_id = match self.staged {
             Staged::InRing { bytes, decoder_id } if bytes <= item.request_bytes => decoder_id,
             Staged::InRing { bytes, .. } => {
@@ -454,7 +454,7 @@ impl Rounds {
                 ));
             }
             Staged::InSlot => {
-                self.writer.stage(memory, slot_end, &self.slot[..item.request_bytes]);
+                self.writer.stage(memory, frame_end, &self.slot[..item.request_bytes]);
                 0
             }
             Staged::Nothing if item.request_bytes == 0 => 0,
@@ -465,7 +465,7 @@ impl Rounds {
                 ));
             }
         };
-        let bytes = self.writer.publish(memory, slot_end, 0, decoder_id);
+        let bytes = self.writer.publish(memory, frame_end, 0, decoder_id);
         self.staged = Staged::Nothing;
         // On shared memory the request is on its way from here on, on verbs from the post that follows.
         let slot = sequence as usize & (self.kicked.len() - 1);

@@ -103,7 +103,7 @@ impl CoprocessorSession {
     pub fn open(&mut self, info: &ConnectInfo) -> Result<()> {
         let desc = self.link.config.channel.clone();
         self.connect(info)?;
-        let local = self.alloc_memory(desc.coprocessor_bytes(), MemKind::CpuRam)?;
+        let local = self.alloc_memory(self.link.region_bytes(&desc), MemKind::CpuRam)?;
         let peer = self.exchange_keys(&local)?;
         self.establish_channel(&desc, &local, &peer)
     }
@@ -139,7 +139,7 @@ impl CoprocessorSession {
             self.link.refuse(&error);
             return Err(error);
         }
-        let local = self.alloc_memory(desc.coprocessor_bytes(), MemKind::CpuRam)?;
+        let local = self.alloc_memory(self.link.region_bytes(&desc), MemKind::CpuRam)?;
         let peer = self.exchange_keys(&local)?;
         self.establish_channel(&desc, &local, &peer)
     }
@@ -320,6 +320,7 @@ impl TransportSession for CoprocessorSession {
             served,
             patience: self.link.config.reply_timeout,
             reply_capacity: desc.reply_capacity,
+            hang_up: movement.hang_up,
         });
         self.shared = Some(work.shared().clone());
         self.work = Work::Here(Box::new(work));

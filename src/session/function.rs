@@ -151,15 +151,22 @@ impl Functions {
     /// Answers a request. Whatever the function does, there is an answer: on failure its text fills the reply.
     #[inline]
     pub(crate) fn answer(&mut self, request: Request<'_>, reply: &mut [u8]) -> Answer {
+        let capacity = reply.len();
+        self.answer_within(request, reply, capacity)
+    }
+
+    /// [`answer`](Self::answer) with a reply of at most `capacity` bytes, in a buffer that has more for a failure's text.
+    #[inline]
+    pub(crate) fn answer_within(&mut self, request: Request<'_>, reply: &mut [u8], capacity: usize) -> Answer {
         let function = if self.by_decoder.is_empty() { None } else { self.by_decoder.get_mut(&request.decoder_id) };
         let Some(function) = function.or(self.fallback.as_mut()) else {
             return failed(FunctionFailure::UnknownDecoder, "no function is registered for this decoder id", reply);
         };
         // The buffer is plain bytes and the function is its author's: neither can be left in a state that matters here.
-        match catch_unwind(AssertUnwindSafe(|| function.call(request, reply))) {
-            Ok(Ok(length)) if length <= reply.len() => Answer { length, status: 0 },
+        match catch_unwind(AssertUnwindSafe(|| function.call(request, &mut reply[..capacity]))) {
+            Ok(Ok(length)) if length <= capacity => Answer { length, status: 0 },
             Ok(Ok(length)) => {
-                let text = format!("it returned {length} bytes and the reply holds {}", reply.len());
+                let text = format!("it returned {length} bytes and the reply holds {capacity}");
                 failed(FunctionFailure::TooLarge, &text, reply)
             }
             Ok(Err(error)) => failed(FunctionFailure::Failed, &error.to_string(), reply),

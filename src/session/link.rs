@@ -1,6 +1,9 @@
-//! What both roles share: the steps from `connect` to `establish_channel`, and their undoing.
+//! What both roles share: the steps from `connect` to `establish_channel`, and their undoing. What the Catalyst wire does
+//! otherwise is in [`catalyst`].
 
-use std::net::SocketAddr;
+mod catalyst;
+
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,14 +12,15 @@ use rustix::event::EventfdFlags;
 
 use super::lifecycle::State;
 use super::{ChannelDesc, ConnectInfo, MemKind, MemRegion, PeerRef, RemoteKey};
-use crate::config::SessionConfig;
+use crate::config::{SessionConfig, Wire};
 use crate::data_path::shared_memory::random;
 use crate::data_path::{self, DataPath};
 use crate::engine::peer::Peer;
-use crate::engine::watcher::Watcher;
+use crate::engine::watcher::{Line, Watcher};
 use crate::error::{Result, TransportError};
 use crate::oob::{
-    self, Acceptance, Channel, CheckKind, DataPathCode, Hello, Keys, Kind, Listener, Liveness, Message, Proposal, Role,
+    self, Acceptance, CatalystChannel, Channel, CheckKind, DataPathCode, HangUp, Hello, Keys, Kind, Listener, Liveness,
+    Message, Proposal, Role,
 };
 use crate::ring::{Check, FrameReader, FrameWriter, Geometry, SharedBytes};
 
@@ -31,6 +35,8 @@ pub(crate) struct Link {
     cancel: Arc<OwnedFd>,
     /// Between `connect` and `establish_channel`; then the watcher has it.
     channel: Option<Channel>,
+    /// Its counterpart on the Catalyst wire.
+    catalyst: Option<CatalystChannel>,
     path: Option<DataPath>,
     local: Option<MemRegion>,
     remote: Option<PeerRef>,
@@ -52,6 +58,8 @@ pub(crate) struct Movement {
     pub(crate) path: DataPath,
     pub(crate) reader: FrameReader,
     pub(crate) writer: FrameWriter,
+    /// On the Catalyst wire, what tells the peer that this side cannot go on.
+    pub(crate) hang_up: Option<HangUp>,
 }
 
 /// Ends a coprocessor's wait for a client from another thread. See
@@ -79,6 +87,7 @@ impl Link {
             listener: None,
             cancel: Arc::new(cancel),
             channel: None,
+            catalyst: None,
             path: None,
             local: None,
             remote: None,
@@ -151,6 +160,9 @@ impl Link {
         }
         self.step("connect", State::New, |link| {
             link.config.validate()?;
+            if link.config.wire == Wire::Catalyst {
+                return link.connect_catalyst(info);
+            }
             let session = loop {
                 let number = u32::from_le_bytes(random()?);
                 if number != 0 {
@@ -168,15 +180,32 @@ impl Link {
         Liveness { bound: self.config.liveness }
     }
 
+    /// The address that a controller dials from, when one is set that others can reach.
+    fn dialling_from(&self) -> Option<IpAddr> {
+        let bind: Option<IpAddr> = self.config.bind.parse().ok();
+        bind.filter(|address| !address.is_loopback() && !address.is_unspecified())
+    }
+
+    /// Waits for a client in the way that the wire has, and takes note of a cancellation.
+    fn accept_with<T>(&self, wait: impl FnOnce(&Listener, &Acceptance<'_>) -> Result<T>) -> Result<T> {
+        let listener = self.listener.as_ref().expect("bound by the caller");
+        let how = Acceptance {
+            deadline: self.config.accept_timeout.map(|timeout| Instant::now() + timeout),
+            step: self.config.handshake_timeout,
+            liveness: self.liveness(),
+            cancel: Some(self.cancel.as_fd()),
+        };
+        let accepted = wait(listener, &how);
+        if matches!(accepted, Err(TransportError::Engine { .. })) {
+            // One cancellation ends one wait.
+            let _ = rustix::io::read(&*self.cancel, &mut [0; 8]);
+        }
+        accepted
+    }
+
     fn dial(&mut self, info: &ConnectInfo, session: u32) -> Result<()> {
         let deadline = Instant::now() + self.config.handshake_timeout;
-        let bind = self
-            .config
-            .bind
-            .parse()
-            .ok()
-            .filter(|address: &std::net::IpAddr| !address.is_loopback() && !address.is_unspecified());
-        let mut channel = oob::connect(&info.peer, info.oob_port, bind, deadline, self.liveness())?;
+        let mut channel = oob::connect(&info.peer, info.oob_port, self.dialling_from(), deadline, self.liveness())?;
         let (local, peer) = (channel.local_addr().ip(), channel.peer_addr().ip());
         let code = data_path::choose(&self.config, peer, local);
         let path = DataPath::open(code, self.role, &self.config, local)?;
@@ -204,25 +233,14 @@ impl Link {
 
     fn accept(&mut self, info: &ConnectInfo, session: u32) -> Result<()> {
         self.listen(info.oob_port)?;
-        let listener = self.listener.as_ref().expect("just bound");
-        let how = Acceptance {
-            deadline: self.config.accept_timeout.map(|timeout| Instant::now() + timeout),
-            step: self.config.handshake_timeout,
-            liveness: self.liveness(),
-            cancel: Some(self.cancel.as_fd()),
-        };
-        let config = &self.config;
-        let accepted = listener.accept_hello(&how, &mut |hello| {
-            if hello.role != Role::Controller {
-                return Err("this is a coprocessor, and so are you: one side has to be the controller".into());
-            }
-            data_path::accepts(config, hello.data_path)
-        });
-        if matches!(accepted, Err(TransportError::Engine { .. })) {
-            // One cancellation ends one wait.
-            let _ = rustix::io::read(&*self.cancel, &mut [0; 8]);
-        }
-        let (channel, hello_in) = accepted?;
+        let (channel, hello_in) = self.accept_with(|listener, how| {
+            listener.accept_hello(how, &mut |hello| {
+                if hello.role != Role::Controller {
+                    return Err("this is a coprocessor, and so are you: one side has to be the controller".into());
+                }
+                data_path::accepts(&self.config, hello.data_path)
+            })
+        })?;
         let deadline = Instant::now() + self.config.handshake_timeout;
         let local = channel.local_addr().ip();
         self.channel = Some(channel);
@@ -243,14 +261,34 @@ impl Link {
         channel.expect(Kind::Ready, deadline, "connect: waiting for the peer's data path")?;
         self.own_session = session;
         self.peer_session = peer.session;
+        let Proposal { depth, request_capacity, reply_capacity } = peer.proposal;
+        self.connected(ChannelDesc::new(depth, request_capacity as usize, reply_capacity as usize), &peer_name);
+        Ok(())
+    }
+
+    /// The end of `connect`.
+    fn connected(&mut self, proposed: ChannelDesc, peer_name: &str) {
+        let path = self.path.as_ref().expect("set by connect");
         self.path_name = path.name();
         self.device = path.device();
-        let Proposal { depth, request_capacity, reply_capacity } = peer.proposal;
-        self.proposed = Some(ChannelDesc::new(depth, request_capacity as usize, reply_capacity as usize));
+        self.proposed = Some(proposed);
         self.peer = Arc::new(Peer::new());
         self.state = State::Connected;
         tracing::debug!(peer = peer_name, data_path = self.path_name, "connected");
-        Ok(())
+    }
+
+    /// Bytes that this side's region needs for the channel.
+    pub(crate) fn region_bytes(&self, desc: &ChannelDesc) -> usize {
+        self.rings(desc).0.region_bytes()
+    }
+
+    /// Shapes of the ring that this side reads and of the one that it writes.
+    fn rings(&self, desc: &ChannelDesc) -> (Geometry, Geometry) {
+        let (requests, replies) = desc.rings(self.config.wire);
+        match self.role {
+            Role::Controller => (replies, requests),
+            Role::Coprocessor => (requests, replies),
+        }
     }
 
     pub(crate) fn alloc_memory(&mut self, bytes: usize, kind: MemKind) -> Result<MemRegion> {
@@ -265,6 +303,9 @@ impl Link {
     pub(crate) fn exchange_keys(&mut self, local: &MemRegion) -> Result<PeerRef> {
         self.step("exchange_keys", State::Allocated, |link| {
             link.check_local(local)?;
+            if link.config.wire == Wire::Catalyst {
+                return link.exchange_catalyst(local);
+            }
             let deadline = Instant::now() + link.config.handshake_timeout;
             let (Some(channel), Some(path)) = (&mut link.channel, &mut link.path) else { unreachable!("connected") };
             path.share().map_err(|error| last_words(channel, error))?;
@@ -300,6 +341,9 @@ impl Link {
     ) -> Result<Movement> {
         self.step("establish_channel", State::KeysExchanged, |link| {
             let (incoming, outgoing) = link.check_channel(desc, local, peer)?;
+            if link.config.wire == Wire::Catalyst {
+                return link.establish_catalyst(desc, incoming, outgoing);
+            }
             let deadline = Instant::now() + link.config.handshake_timeout;
             let (Some(channel), Some(path)) = (&mut link.channel, &mut link.path) else { unreachable!("connected") };
             path.establish(outgoing)?;
@@ -327,19 +371,25 @@ impl Link {
             };
             probe(channel, path, incoming, link.own_session, link.peer_session, deadline)?;
             let writer = FrameWriter::new(outgoing, peer_check, first);
-            link.established = Some(desc.clone());
-            let events = path.events();
             let channel = link.channel.take().expect("connected");
-            link.watcher = Some(Watcher::start(channel, link.peer.clone(), events, link.config.liveness)?);
-            link.state = State::Established;
-            Ok(Movement { path: link.path.take().expect("connected"), reader, writer })
+            link.established(desc, Line::Native(Box::new(channel)))?;
+            Ok(Movement { path: link.path.take().expect("connected"), reader, writer, hang_up: None })
         })
+    }
+
+    /// The end of `establish_channel`: from here on the peer is watched.
+    fn established(&mut self, desc: &ChannelDesc, line: Line) -> Result<()> {
+        let events = self.path.as_ref().expect("connected").events();
+        self.watcher = Some(Watcher::start(line, self.peer.clone(), events, self.config.liveness)?);
+        self.established = Some(desc.clone());
+        self.state = State::Established;
+        Ok(())
     }
 
     /// Refuses a description that does not fit the regions or the path. Gives the shapes of the ring that this side
     /// reads and of the one that it writes.
     fn check_channel(&self, desc: &ChannelDesc, local: &MemRegion, peer: &PeerRef) -> Result<(Geometry, Geometry)> {
-        desc.validate()?;
+        self.config.check_channel(desc)?;
         self.check_local(local)?;
         if self.remote.as_ref() != Some(peer) {
             return Err(TransportError::invalid(
@@ -358,10 +408,7 @@ impl Link {
                 format!("'{named}' was asked for and the session connected over '{}'", self.path_name),
             ));
         }
-        let (incoming, outgoing) = match self.role {
-            Role::Controller => (desc.replies(), desc.requests()),
-            Role::Coprocessor => (desc.requests(), desc.replies()),
-        };
+        let (incoming, outgoing) = self.rings(desc);
         if local.size < incoming.region_bytes() {
             return Err(TransportError::invalid(
                 "local region",
@@ -402,6 +449,7 @@ impl Link {
         if let Some(channel) = self.channel.take() {
             channel.close(Instant::now() + Duration::from_millis(5));
         }
+        self.catalyst = None;
         self.local = None;
         self.remote = None;
         self.established = None;

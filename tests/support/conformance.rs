@@ -59,7 +59,10 @@ pub(crate) fn watchdog(body: impl FnOnce() + Send + 'static) {
 }
 
 /// A coprocessor that has been given its functions, opened in a thread of its own while the controller dials.
-fn open(setup: &Setup, prepare: impl FnOnce(&mut CoprocessorSession)) -> (ControllerSession, CoprocessorSession) {
+pub(crate) fn open(
+    setup: &Setup,
+    prepare: impl FnOnce(&mut CoprocessorSession),
+) -> (ControllerSession, CoprocessorSession) {
     let mut coprocessor = CoprocessorSession::new(setup.coprocessor.clone()).unwrap();
     prepare(&mut coprocessor);
     let mut controller = ControllerSession::new(setup.controller.clone()).unwrap();
@@ -67,7 +70,7 @@ fn open(setup: &Setup, prepare: impl FnOnce(&mut CoprocessorSession)) -> (Contro
     (controller, coprocessor)
 }
 
-fn reopen(
+pub(crate) fn reopen(
     setup: &Setup,
     controller: &mut ControllerSession,
     mut coprocessor: CoprocessorSession,
@@ -80,7 +83,7 @@ fn reopen(
     coprocessor
 }
 
-fn opening(
+pub(crate) fn opening(
     mut coprocessor: CoprocessorSession,
     port: u16,
 ) -> JoinHandle<(CoprocessorSession, catalyst_transport::Result<()>)> {
@@ -91,14 +94,17 @@ fn opening(
 }
 
 /// A pair that is running.
-fn running(setup: &Setup, prepare: impl FnOnce(&mut CoprocessorSession)) -> (ControllerSession, CoprocessorSession) {
+pub(crate) fn running(
+    setup: &Setup,
+    prepare: impl FnOnce(&mut CoprocessorSession),
+) -> (ControllerSession, CoprocessorSession) {
     let (mut controller, mut coprocessor) = open(setup, prepare);
     coprocessor.start().unwrap();
     controller.start().unwrap();
     (controller, coprocessor)
 }
 
-fn echo(coprocessor: &mut CoprocessorSession) {
+pub(crate) fn echo(coprocessor: &mut CoprocessorSession) {
     coprocessor.set_coprocessor_fn(Echo).unwrap();
 }
 
@@ -106,14 +112,18 @@ fn bytes(length: usize, round: u32) -> Vec<u8> {
     (0..length as u32).map(|i| (i.wrapping_mul(31) ^ (i >> 8) ^ round.wrapping_mul(0x9E37_79B9) >> 16) as u8).collect()
 }
 
-fn ask(controller: &mut ControllerSession, payload: &[u8], decoder_id: u32) -> catalyst_transport::Result<Vec<u8>> {
+pub(crate) fn ask(
+    controller: &mut ControllerSession,
+    payload: &[u8],
+    decoder_id: u32,
+) -> catalyst_transport::Result<Vec<u8>> {
     controller.write_data_slot(payload, decoder_id)?;
     controller.kick(0)?;
     controller.collect_reply().map(<[u8]>::to_vec)
 }
 
 /// So many rounds have been served: counted a moment after the reply has left.
-fn served(coprocessor: &CoprocessorSession, count: u64) {
+pub(crate) fn served(coprocessor: &CoprocessorSession, count: u64) {
     let deadline = Instant::now() + Duration::from_secs(5);
     while coprocessor.served() < count && Instant::now() < deadline {
         std::thread::yield_now();

@@ -3,7 +3,7 @@
 #![allow(dead_code)] // each test file uses a part of it
 
 use std::io::{BufRead, BufReader, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -39,8 +39,17 @@ fn program(name: &str) -> PathBuf {
 
 impl Process {
     pub(crate) fn start(name: &str, arguments: &[&str]) -> Self {
-        let path = program(name);
-        let mut child = Command::new(&path)
+        Self::run(name, &program(name), arguments)
+    }
+
+    /// The independent peer in Python, on Debian's own interpreter, which has the bindings.
+    pub(crate) fn catalyst_peer(arguments: &[&str]) -> Self {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/peers/catalyst_peer.py");
+        Self::run("catalyst_peer.py", Path::new("/usr/bin/python3"), &[&[script], arguments].concat())
+    }
+
+    fn run(name: &str, path: &Path, arguments: &[&str]) -> Self {
+        let mut child = Command::new(path)
             .args(arguments)
             .env_remove("RUST_LOG")
             .stdin(Stdio::null())

@@ -47,7 +47,7 @@ fn rounds(depth: u32, count: u32, first: u32, check: Check) {
             let sequence = writer.sequence();
             assert_eq!(next(&mut incoming, &mut buffer), 8);
             assert_eq!(buffer, payload(round), "a request that was never sent");
-            let end = geometry.slot_end(sequence);
+            let end = geometry.frame_end(sequence);
             writer.stage(&replies, end, &buffer);
             writer.publish(&replies, end, 0, 7);
         }
@@ -63,7 +63,7 @@ fn rounds(depth: u32, count: u32, first: u32, check: Check) {
             assert_eq!(buffer, payload(collected), "a reply that was never sent");
             collected += 1;
         }
-        let end = geometry.slot_end(writer.sequence());
+        let end = geometry.frame_end(writer.sequence());
         writer.stage(&requests, end, &payload(round));
         writer.publish(&requests, end, 0, 7);
     }
