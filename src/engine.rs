@@ -101,6 +101,8 @@ impl Engine {
             if let Some(error) = failure {
                 tracing::debug!(%error, "the engine ended");
                 let _ = thread_shared.failure.set(error);
+                // After it is known here, so that whoever sees the end can ask for the reason.
+                work.hang_up();
             }
             drop(granted);
             let _ = give_back.send(work);

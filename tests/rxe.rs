@@ -223,11 +223,10 @@ fn catalyst_killed_peers_are_noticed() {
 #[test]
 fn catalyst_independent_peer() {
     let Some(_) = device_or_skip("catalyst_independent_peer") else { return };
-    let mut port = 18_560;
-    for (function, psn) in [("echo", "0"), ("echo", "0x1234"), ("invert", "0"), ("invert", "0xFF00ABCD")] {
+    let ways = [("echo", "0"), ("echo", "0x1234"), ("invert", "0"), ("invert", "0xFF00ABCD")];
+    for (port, (function, psn)) in (18_560..).zip(ways) {
         CATALYST.independent_controller(3000, function, psn);
         CATALYST.independent_coprocessor(3000, port, function, psn);
-        port += 1;
     }
 }
 

@@ -188,16 +188,6 @@ impl Loop {
     /// # Errors
     /// The first error of the data path, of the peer or of the protocol.
     pub(crate) fn run(&mut self) -> Result<()> {
-        let ended = self.serve_all();
-        if ended.is_err()
-            && let Some(hang_up) = &self.hang_up
-        {
-            hang_up.now();
-        }
-        ended
-    }
-
-    fn serve_all(&mut self) -> Result<()> {
         let spinner = Spinner::new();
         let mut bursts = 0_u32;
         let mut unverified: Option<Instant> = None;
@@ -236,6 +226,13 @@ impl Loop {
                     self.check_worker()?;
                 }
             }
+        }
+    }
+
+    /// Lets the peer know that nothing more will come, where the wire has a way.
+    pub(crate) fn hang_up(&self) {
+        if let Some(hang_up) = &self.hang_up {
+            hang_up.now();
         }
     }
 
