@@ -297,36 +297,9 @@ impl SessionConfig {
         &self.channel
     }
 
-    /// Refuses a channel that the wire cannot carry.
-    pub(crate) fn check_channel(&self, desc: &ChannelDesc) -> Result<()> {
-        desc.validate()?;
-        if self.wire == Wire::Native {
-            return Ok(());
-        }
-        let carried = ChannelDesc::catalyst();
-        if desc.depth > carried.depth {
-            return Err(TransportError::invalid(
-                "depth",
-                format!("the Catalyst wire has {} slots, which {} rounds do not fit", carried.depth, desc.depth),
-            ));
-        }
-        for (name, bytes) in [("request capacity", desc.request_capacity), ("reply capacity", desc.reply_capacity)] {
-            if bytes != carried.request_capacity {
-                return Err(TransportError::invalid(
-                    name,
-                    format!(
-                        "the Catalyst wire carries {} bytes each way, no more and no less, and {bytes} were asked for",
-                        carried.request_capacity
-                    ),
-                ));
-            }
-        }
-        Ok(())
-    }
-
     /// Refuses values that can never work, before anything is opened.
     pub(crate) fn validate(&self) -> Result<()> {
-        self.check_channel(&self.channel)?;
+        self.channel.validate_on(self.wire)?;
         if self.wire == Wire::Catalyst && self.data_path == DataPathKind::SharedMemory {
             return Err(TransportError::invalid(
                 "wire",

@@ -53,6 +53,7 @@
 //! | coprocessor's `connect`: a client | 60 s | [`SessionConfig::accept_timeout`] | [`TransportError::Timeout`] |
 //! | controller's `connect`: the coprocessor | 5 s | [`SessionConfig::handshake_timeout`] | [`TransportError::Timeout`] |
 //! | each step of the bring-up | 5 s | [`SessionConfig::handshake_timeout`] | [`TransportError::Timeout`] |
+//! | Catalyst wire: coprocessor's `exchange_keys`, for each client that says nothing | 5 s; 1 s while another waits | [`SessionConfig::handshake_timeout`] | [`TransportError::Timeout`] |
 //! | `collect` | 1 s | [`SessionConfig::reply_timeout`] | [`TransportError::Timeout`] |
 //! | `collect`, peer's process gone | at once | | [`TransportError::PeerLost`] |
 //! | `collect`, peer frozen, host or network gone | 5 s | [`SessionConfig::liveness`] | [`TransportError::PeerLost`] |

@@ -21,7 +21,8 @@ use crate::ring::Geometry;
 /// [`ControllerSession`](crate::ControllerSession) and [`CoprocessorSession`](crate::CoprocessorSession).
 pub trait TransportSession: Send {
     /// Brings up the connection: out-of-band handshake, and queue pairs ready to send. The controller dials, the
-    /// coprocessor listens and takes the first client that completes a valid hello.
+    /// coprocessor listens and takes the first client that completes a valid hello. On the Catalyst wire the coprocessor
+    /// takes the first client, and the queue pairs follow in `exchange_keys`.
     ///
     /// # Errors
     /// [`TransportError::Timeout`] when the peer did not come or answer in time; [`TransportError::Device`],
@@ -36,13 +37,15 @@ pub trait TransportSession: Send {
     /// [`TransportError::Verbs`] with the memlock limit when the system refuses to pin so much.
     fn alloc_memory(&mut self, bytes: usize, kind: MemKind) -> Result<MemRegion>;
 
-    /// Tells the peer where the local region is, and learns where the peer's is.
+    /// Tells the peer where the local region is, and learns where the peer's is. On the Catalyst wire this is the whole
+    /// handshake; there the coprocessor drops a client that does not answer or not properly, and takes the next one.
     ///
     /// # Errors
     /// [`TransportError::Invalid`] when `local` is not this session's region; timeouts and peer errors as in `connect`.
     fn exchange_keys(&mut self, local: &MemRegion) -> Result<PeerRef>;
 
-    /// Sets up the rings and proves with a probe in both directions, longer than one MTU, that data arrives.
+    /// Sets up the rings and proves with a probe in both directions, longer than one MTU, that data arrives. (The Catalyst
+    /// wire has no probe: there the first round shows it.)
     ///
     /// # Errors
     /// [`TransportError::PeerRefused`] or [`TransportError::Protocol`] when the two sides' geometries differ;
@@ -209,6 +212,36 @@ impl ChannelDesc {
 
     pub(crate) fn replies(&self) -> Geometry {
         Geometry::new(self.depth, self.reply_capacity)
+    }
+
+    /// [`validate`](Self::validate), and on the Catalyst wire that it is what that wire carries.
+    ///
+    /// # Errors
+    /// [`TransportError::Invalid`] with the field.
+    pub(crate) fn validate_on(&self, wire: Wire) -> Result<()> {
+        self.validate()?;
+        if wire == Wire::Native {
+            return Ok(());
+        }
+        let carried = Self::catalyst();
+        if self.depth > carried.depth {
+            return Err(TransportError::invalid(
+                "depth",
+                format!("the Catalyst wire has {} slots, which {} rounds do not fit", carried.depth, self.depth),
+            ));
+        }
+        for (name, bytes) in [("request capacity", self.request_capacity), ("reply capacity", self.reply_capacity)] {
+            if bytes != carried.request_capacity {
+                return Err(TransportError::invalid(
+                    name,
+                    format!(
+                        "the Catalyst wire carries {} bytes each way, no more and no less, and {bytes} were asked for",
+                        carried.request_capacity
+                    ),
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// # Errors

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::catalyst_message::{CatalystMessage, LENGTH, Problem, refuse_native};
+use super::catalyst_message::{CatalystMessage, LENGTH, Problem, recognise, refuse_native};
 use super::channel::{Liveness, broken, canonical};
 use super::wait::wait;
 use crate::error::{Result, TransportError};
@@ -156,7 +156,7 @@ impl CatalystChannel {
                 Ok(read) => {
                     there += read;
                     refuse_native(&bytes[..there]).map_err(|error| problem(error, self.peer))?;
-                    if there == LENGTH {
+                    if there == LENGTH || recognise(&bytes[..there]) == Some(false) {
                         return CatalystMessage::decode(&bytes).map_err(|error| problem(error, self.peer));
                     }
                     continue;

@@ -2,6 +2,7 @@
 //! otherwise is in [`catalyst`].
 
 mod catalyst;
+mod probe;
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,7 +23,7 @@ use crate::oob::{
     self, Acceptance, CatalystChannel, Channel, CheckKind, DataPathCode, HangUp, Hello, Keys, Kind, Listener, Liveness,
     Message, Proposal, Role,
 };
-use crate::ring::{Check, FrameReader, FrameWriter, Geometry, SharedBytes};
+use crate::ring::{Check, FrameReader, FrameWriter, Geometry};
 
 /// The connection of a session, as far as it has come.
 #[derive(Debug)]
@@ -186,11 +187,19 @@ impl Link {
         bind.filter(|address| !address.is_loopback() && !address.is_unspecified())
     }
 
+    fn accept_deadline(&self) -> Option<Instant> {
+        self.config.accept_timeout.map(|timeout| Instant::now() + timeout)
+    }
+
     /// Waits for a client in the way that the wire has, and takes note of a cancellation.
-    fn accept_with<T>(&self, wait: impl FnOnce(&Listener, &Acceptance<'_>) -> Result<T>) -> Result<T> {
+    fn accept_with<T>(
+        &self,
+        deadline: Option<Instant>,
+        wait: impl FnOnce(&Listener, &Acceptance<'_>) -> Result<T>,
+    ) -> Result<T> {
         let listener = self.listener.as_ref().expect("bound by the caller");
         let how = Acceptance {
-            deadline: self.config.accept_timeout.map(|timeout| Instant::now() + timeout),
+            deadline,
             step: self.config.handshake_timeout,
             liveness: self.liveness(),
             cancel: Some(self.cancel.as_fd()),
@@ -233,7 +242,7 @@ impl Link {
 
     fn accept(&mut self, info: &ConnectInfo, session: u32) -> Result<()> {
         self.listen(info.oob_port)?;
-        let (channel, hello_in) = self.accept_with(|listener, how| {
+        let (channel, hello_in) = self.accept_with(self.accept_deadline(), |listener, how| {
             listener.accept_hello(how, &mut |hello| {
                 if hello.role != Role::Controller {
                     return Err("this is a coprocessor, and so are you: one side has to be the controller".into());
@@ -364,12 +373,12 @@ impl Link {
             };
             channel.send(&Message::Channel(own), deadline, "establish_channel: sending the geometry")?;
             let theirs = channel.expect_geometry(deadline, "establish_channel: waiting for the peer's geometry")?;
-            compare(&own, &theirs, channel.peer_addr())?;
+            probe::compare(&own, &theirs, channel.peer_addr())?;
             let peer_check = match theirs.check_kind {
                 CheckKind::SessionNumber => Check::Session(link.peer_session),
                 CheckKind::Crc32c => Check::Crc(link.peer_session),
             };
-            probe(channel, path, incoming, link.own_session, link.peer_session, deadline)?;
+            probe::run(channel, path, incoming, link.own_session, link.peer_session, deadline)?;
             let writer = FrameWriter::new(outgoing, peer_check, first);
             let channel = link.channel.take().expect("connected");
             link.established(desc, Line::Native(Box::new(channel)))?;
@@ -389,7 +398,7 @@ impl Link {
     /// Refuses a description that does not fit the regions or the path. Gives the shapes of the ring that this side
     /// reads and of the one that it writes.
     fn check_channel(&self, desc: &ChannelDesc, local: &MemRegion, peer: &PeerRef) -> Result<(Geometry, Geometry)> {
-        self.config.check_channel(desc)?;
+        desc.validate_on(self.config.wire)?;
         self.check_local(local)?;
         if self.remote.as_ref() != Some(peer) {
             return Err(TransportError::invalid(
@@ -473,102 +482,4 @@ fn hello(role: Role, data_path: DataPathCode, session: u32, path: &DataPath, des
         reply_capacity: desc.reply_capacity as u32,
     };
     Message::Hello(Hello { role, data_path, session, endpoint: path.endpoint(), proposal })
-}
-
-/// Both sides have to describe the same rings.
-fn compare(own: &oob::Geometry, theirs: &oob::Geometry, peer: SocketAddr) -> Result<()> {
-    let fields = [
-        ("depth", own.depth, theirs.depth),
-        ("request capacity", own.request_capacity, theirs.request_capacity),
-        ("reply capacity", own.reply_capacity, theirs.reply_capacity),
-        ("first sequence number", own.first_sequence, theirs.first_sequence),
-    ];
-    let differing: Vec<_> = fields
-        .iter()
-        .filter(|(_, own, theirs)| own != theirs)
-        .map(|(name, own, theirs)| format!("{name} is {own} here and {theirs} there"))
-        .collect();
-    if differing.is_empty() {
-        return Ok(());
-    }
-    Err(TransportError::Protocol {
-        stage: "establish_channel",
-        peer: peer.to_string(),
-        problem: format!("the two sides describe different channels: {}", differing.join(", ")),
-    })
-}
-
-/// Writes a pattern longer than any MTU into the peer's region, and waits for the peer's own.
-fn probe(
-    channel: &mut Channel,
-    path: &mut DataPath,
-    incoming: Geometry,
-    own_session: u32,
-    peer_session: u32,
-    deadline: Instant,
-) -> Result<()> {
-    const STAGE: &str = "establish_channel: probing the data path";
-    let began = Instant::now();
-    path.send_probe(&pattern(peer_session))?;
-    let expected = pattern(own_session);
-    let memory = path.incoming();
-    let (mut arrived, mut confirmed) = (false, false);
-    while !(arrived && confirmed) {
-        // An error of our own write tells more than the peer's silence.
-        path.progress()?;
-        if !arrived && holds(&memory, incoming.ring_bytes(), &expected) {
-            arrived = true;
-            channel.send(&Message::Probed, deadline, STAGE)?;
-        }
-        if !confirmed && let Some(message) = channel.try_receive(STAGE)? {
-            if message != Message::Probed {
-                return Err(TransportError::Protocol {
-                    stage: STAGE,
-                    peer: channel.peer_addr().to_string(),
-                    problem: format!("a {} message came where a {} message was expected", message.kind(), Kind::Probed),
-                });
-            }
-            confirmed = true;
-        }
-        if Instant::now() >= deadline {
-            let what = match (arrived, confirmed) {
-                (true, _) => "the peer's write arrived here, ours was not seen there",
-                (_, true) => "our write arrived there, the peer's did not arrive here",
-                _ => "nothing passes either way",
-            };
-            return Err(TransportError::Timeout {
-                stage: STAGE,
-                waited: began.elapsed(),
-                hint: format!(
-                    "the connection stands but data does not pass: {what}; check the GID index and type, the MTU of the whole \
-                     path, and that no firewall drops UDP port 4791"
-                ),
-            });
-        }
-        std::thread::yield_now();
-    }
-    Ok(())
-}
-
-/// The probe's bytes: a sequence of words made from the receiver's session number, never zero.
-fn pattern(session: u32) -> Vec<u8> {
-    let mut state = u64::from(session) << 32 | 0x5EED;
-    let mut bytes = Vec::with_capacity(Geometry::PROBE_BYTES);
-    while bytes.len() < Geometry::PROBE_BYTES {
-        // The multiplier of Knuth's MMIX generator; any that spreads the bits would do.
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        bytes.extend_from_slice(&(state | 1).to_le_bytes());
-    }
-    bytes
-}
-
-/// Whether the memory holds the pattern: its last word first, then all of it.
-fn holds(memory: &SharedBytes, start: usize, expected: &[u8]) -> bool {
-    let (_, last) = expected.split_at(expected.len() - 8);
-    if memory.load_acquire(start + expected.len() - 8).to_ne_bytes() != *last {
-        return false;
-    }
-    let mut copy = vec![0; expected.len()];
-    memory.copy_out(start, &mut copy);
-    copy == expected
 }

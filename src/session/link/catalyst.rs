@@ -27,7 +27,7 @@ impl Link {
             }
             Role::Coprocessor => {
                 self.listen(info.oob_port)?;
-                self.accept_with(|listener, how| listener.accept_any(how))?
+                self.accept_with(self.accept_deadline(), |listener, how| listener.accept_any(how))?
             }
         };
         let local = channel.local_addr().ip();
@@ -75,24 +75,29 @@ impl Link {
         Ok(theirs)
     }
 
-    /// Speaks to the client that has come. One that does not answer, or not properly, is dropped, and the next one that
-    /// waits has its turn; when none waits the last one's error is returned.
+    /// Speaks to the client that has come. One that does not answer, or not properly, is dropped, and the next one has
+    /// its turn; when none has come by the deadline the last one's error is returned.
     fn answer_a_client(&mut self, local: &MemRegion) -> Result<CatalystMessage> {
+        let deadline = Some(Instant::now() + self.config.handshake_timeout);
         for _ in 0..MOST_CLIENTS {
             let error = match self.speak_to_the_client(local) {
-                Ok(theirs) => return Ok(theirs),
-                Err(error @ TransportError::Engine { .. }) => {
+                Err(error) if !matches!(error, TransportError::Engine { .. }) => error,
+                Err(cancelled) => {
                     // One cancellation ends one wait.
                     let _ = rustix::io::read(&*self.cancel, &mut [0; 8]);
-                    return Err(error);
+                    return Err(cancelled);
                 }
-                Err(error) => error,
+                answered => return answered,
             };
-            let listener = self.listener.as_ref().expect("a coprocessor listens");
-            let Some(next) = listener.next_waiting(self.liveness())? else { return Err(error) };
-            tracing::debug!(%error, "a client was dropped");
-            self.catalyst = Some(next);
+            tracing::warn!(%error, "a client was dropped");
+            // Its connection ends before the next one's wait.
+            self.catalyst = None;
             self.path.as_mut().expect("connected").renew_pairs()?;
+            match self.accept_with(deadline, |listener, how| listener.accept_any(how)) {
+                Ok(next) => self.catalyst = Some(next),
+                Err(TransportError::Timeout { .. }) => return Err(error),
+                Err(other) => return Err(other),
+            }
         }
         Err(TransportError::Timeout {
             stage: "exchange_keys: waiting for a client's message",
