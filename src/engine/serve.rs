@@ -156,6 +156,8 @@ impl Loop {
         let Source::Worker { launcher, hand_off } = &mut self.source else { return Ok(()) };
         let next = self.writer.sequence();
         self.reader.rewind(next);
+        // The worker may run before the engine does, and must not see the flag of the last stop.
+        self.shared.stop.store(false, std::sync::atomic::Ordering::Relaxed);
         let (rings, reader) =
             super::worker::rings(&self.reader, self.reply_capacity, next, self.shared.clone(), self.peer.clone())?;
         launcher.launch(rings)?;

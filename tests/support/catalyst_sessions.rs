@@ -122,13 +122,16 @@ pub(crate) fn sequence_numbers_wrap(setup: Setup) {
 pub(crate) fn a_persistent_worker_answers(setup: Setup) {
     let (mut controller, mut coprocessor) =
         running(&setup, |co| co.set_coprocessor_launcher(thread_launcher(Invert)).unwrap());
-    for turn in 0..3_u64 {
+    for turn in 0..20_u64 {
         for round in 0..256 {
             controller.write_data_slot(&number(turn << 16 | round), 0).unwrap();
             controller.kick(0).unwrap();
         }
         for round in 0..256 {
-            assert_eq!(controller.collect_reply().unwrap(), number(!(turn << 16 | round)));
+            match controller.collect_reply() {
+                Ok(reply) => assert_eq!(reply, number(!(turn << 16 | round))),
+                Err(error) => panic!("{error}; the coprocessor: {:?}", coprocessor.status()),
+            }
         }
         coprocessor.stop().unwrap();
         coprocessor.start().unwrap();
