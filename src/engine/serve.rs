@@ -191,7 +191,15 @@ impl Loop {
                 std::hint::spin_loop();
             }
             match turn {
-                Turn::Served => unverified = None,
+                Turn::Served => {
+                    unverified = None;
+                    bursts = 0;
+                    if self.shared.stopping() {
+                        self.flush();
+                        return Ok(());
+                    }
+                    continue;
+                }
                 Turn::Unverified => {
                     let since = *unverified.get_or_insert_with(Instant::now);
                     if since.elapsed() > self.patience {
@@ -208,13 +216,11 @@ impl Loop {
             if turn == Turn::Idle && self.peer.phase() >= Phase::Closed {
                 return Err(self.peer.obstacle("serving").expect("an ended peer is an obstacle"));
             }
-            if turn != Turn::Served {
-                spinner.rest();
-                bursts = bursts.wrapping_add(1);
-                if bursts.is_multiple_of(PROGRESS_EVERY) {
-                    self.path.progress()?;
-                    self.check_worker()?;
-                }
+            bursts = bursts.saturating_add(1);
+            spinner.rest(bursts);
+            if bursts.is_multiple_of(PROGRESS_EVERY) || bursts == u32::MAX {
+                self.path.progress()?;
+                self.check_worker()?;
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Shared;
 use super::peer::{Peer, Phase};
-use super::spin::Spinner;
+use super::spin::{BURST, Spinner};
 use crate::error::{Result, TransportError};
 use crate::ring::{Check, FrameReader, FrameWriter, Geometry, Polled, SharedBytes, Trailer};
 use crate::session::function::{CoprocessorFunction, FunctionError, Functions, Request};
@@ -195,11 +195,13 @@ fn work(mut rings: WorkerRings, mut functions: Functions) {
     let spinner = Spinner::new();
     let mut payload = vec![0; rings.request_capacity()];
     let mut reply = vec![0; rings.reply_capacity()];
+    let mut looks = 0_u32;
     while !rings.stopped() {
         match rings.take(&mut payload) {
             Ok(Some(TakenRequest { decoder_id, sequence, length })) => {
                 let request = Request { decoder_id, sequence, payload: &payload[..length] };
                 let answer = functions.answer(request, &mut reply);
+                looks = 0;
                 if let Err(error) = rings.leave(decoder_id, answer.status, &reply[..answer.length]) {
                     tracing::warn!(%error, "the worker ends");
                     return;
@@ -207,7 +209,8 @@ fn work(mut rings: WorkerRings, mut functions: Functions) {
             }
             Ok(None) => {
                 std::hint::spin_loop();
-                spinner.rest();
+                looks = looks.saturating_add(1);
+                spinner.rest(looks / BURST);
             }
             Err(error) => {
                 tracing::warn!(%error, "the worker ends");

@@ -344,7 +344,7 @@ impl ControllerSession {
                 std::hint::spin_loop();
             }
             if let Some(spinner) = &rounds.spinner {
-                spinner.rest();
+                spinner.rest(bursts);
             }
             let waited = clock::since(began, clock::now());
             bursts = bursts.wrapping_add(1);

@@ -366,6 +366,7 @@ impl TransportSession for CoprocessorSession {
         let began = clock::now();
         let patience = self.link.config.reply_timeout;
         let spinner = Spinner::new();
+        let mut bursts = 0_u32;
         loop {
             for _ in 0..BURST {
                 if let Some(trailer) = self.look() {
@@ -373,7 +374,8 @@ impl TransportSession for CoprocessorSession {
                 }
                 std::hint::spin_loop();
             }
-            spinner.rest();
+            bursts = bursts.saturating_add(1);
+            spinner.rest(bursts);
             if let Err(error) = self.status() {
                 // What was served before the end is still given.
                 return match self.look() {
