@@ -252,14 +252,24 @@ impl Verbs {
             }
         }
         if errno != 0 {
-            return Err(self.domain.context.error(
-                "ibv_post_send",
-                errno,
-                format!("writing {bytes} bytes to {}", self.peer),
-            ));
+            return Err(self.post_failed(errno, bytes));
         }
         self.posted += 1;
         Ok(())
+    }
+
+    #[cold]
+    fn post_failed(&self, errno: i32, bytes: usize) -> TransportError {
+        let mut error =
+            self.domain.context.error("ibv_post_send", errno, format!("writing {bytes} bytes to {}", self.peer));
+        // Of this verb ENOMEM does not speak of memory.
+        if let TransportError::Verbs(failure) = &mut error
+            && errno == libc::ENOMEM
+        {
+            failure.remedy =
+                format!("the send queue has been full for {:?}: the device does not complete earlier writes", self.bound);
+        }
+        error
     }
 
     /// Takes what has completed.
