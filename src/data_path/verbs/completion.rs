@@ -54,7 +54,9 @@ impl CompletionQueue {
             0 => Ok(None),
             // Of a failed completion only these fields are valid.
             1 => Ok(Some(Completed { id: entry.wr_id, status: entry.status, vendor_error: entry.vendor_err })),
-            failed => Err(self.context.error("ibv_poll_cq", failed.unsigned_abs() as i32, "polling for completions")),
+            // The number is negative and not an error number (`man ibv_poll_cq`): as one it would be read for something
+            // that never happened.
+            failed => Err(self.context.error("ibv_poll_cq", libc::EIO, format!("polling for completions ({failed})"))),
         }
     }
 }
