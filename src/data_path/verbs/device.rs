@@ -405,8 +405,13 @@ impl DeviceList {
         (0..self.count).map(|index| {
             // SAFETY: the list has `count` entries and lives as long as `self`.
             let device = unsafe { *self.raw.add(index) };
-            // SAFETY: an entry of the list; the name is a string inside of it.
-            let name = unsafe { CStr::from_ptr((self.verbs.get_device_name)(device)) };
+            // SAFETY: an entry of the list.
+            let name = unsafe { (self.verbs.get_device_name)(device) };
+            if name.is_null() {
+                return (String::from("without a name"), device);
+            }
+            // SAFETY: the name is a string inside of the entry.
+            let name = unsafe { CStr::from_ptr(name) };
             (name.to_string_lossy().into_owned(), device)
         })
     }
