@@ -266,8 +266,10 @@ impl Verbs {
         if let TransportError::Verbs(failure) = &mut error
             && errno == libc::ENOMEM
         {
-            failure.remedy =
-                format!("the send queue has been full for {:?}: the device does not complete earlier writes", self.bound);
+            failure.remedy = format!(
+                "the send queue has been full for {:?}: the device does not complete earlier writes",
+                self.bound
+            );
         }
         error
     }

@@ -192,7 +192,7 @@ pub(crate) fn choose(
     gid_index: Option<u8>,
     local: IpAddr,
 ) -> Result<(Arc<Context>, Route)> {
-    let all = list(verbs)?;
+    let (all, failures) = read_all(verbs)?;
     let candidates: Vec<_> = all
         .iter()
         .filter(|device| wanted.is_none_or(|name| answers_to(device, name)))
@@ -201,6 +201,9 @@ pub(crate) fn choose(
         .collect();
     let device_error = |problem: String| TransportError::Device { problem, remedy: describe(&all) };
     if candidates.is_empty() {
+        if let Some((_, error)) = failures.into_iter().find(|(name, _)| Some(name.as_str()) == wanted) {
+            return Err(error);
+        }
         return Err(device_error(match (wanted, port) {
             (Some(name), Some(number)) => format!("no RDMA device is, or belongs to, {name} and has a port {number}"),
             (Some(name), None) => format!("no RDMA device is, or belongs to, {name}"),
@@ -281,29 +284,32 @@ fn mtu_number(bytes: u32) -> u8 {
 
 /// Every device, port and GID. A device that cannot be opened is left out with a warning.
 pub(crate) fn list(verbs: &'static Table) -> Result<Vec<DeviceInfo>> {
+    read_all(verbs).map(|(devices, _)| devices)
+}
+
+/// Every device that can be read, and by name why the others cannot. At least one can.
+fn read_all(verbs: &'static Table) -> Result<(Vec<DeviceInfo>, Vec<(String, TransportError)>)> {
     let names: Vec<String> = DeviceList::get(verbs)?.iter().map(|(name, _)| name).collect();
     if names.is_empty() {
         return Err(no_device());
     }
     let mut devices = Vec::new();
-    let mut first_failure = None;
+    let mut failures = Vec::new();
     for name in names {
-        let read = Context::open(verbs, &name).and_then(|context| {
-            let ports = (1..=context.port_count()?).map(|port| context.port_info(port)).collect::<Result<_>>()?;
-            Ok(DeviceInfo { name, ports })
-        });
+        let read = Context::open(verbs, &name)
+            .and_then(|context| (1..=context.port_count()?).map(|port| context.port_info(port)).collect());
         match read {
-            Ok(device) => devices.push(device),
+            Ok(ports) => devices.push(DeviceInfo { name, ports }),
             Err(error) => {
                 tracing::warn!(%error, "an RDMA device cannot be used");
-                first_failure.get_or_insert(error);
+                failures.push((name, error));
             }
         }
     }
-    match first_failure {
-        Some(error) if devices.is_empty() => Err(error),
-        _ => Ok(devices),
+    if devices.is_empty() {
+        return Err(failures.swap_remove(0).1);
     }
+    Ok((devices, failures))
 }
 
 /// Why the list of devices is empty, as far as the system shows it.
