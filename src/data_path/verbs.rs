@@ -405,7 +405,10 @@ impl DeviceEvents {
     /// Takes one event; gives an error when it ends the session.
     pub(crate) fn take(&self) -> Option<TransportError> {
         use ffi::event;
-        let (number, element) = self.context.take_event()?;
+        let (number, element) = match self.context.take_event() {
+            Ok(event) => event?,
+            Err(error) => return Some(error),
+        };
         // The port's number is the first integer of the union.
         let port = element as usize as u8;
         let fatal = match number {

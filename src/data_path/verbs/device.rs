@@ -159,17 +159,24 @@ impl Context {
     }
 
     /// Takes and acknowledges one asynchronous event. To be called only when the descriptor is readable.
-    pub(crate) fn take_event(&self) -> Option<(i32, *mut std::os::raw::c_void)> {
+    ///
+    /// # Errors
+    /// When there is one that cannot be read: the descriptor would stay readable for ever.
+    pub(crate) fn take_event(&self) -> Result<Option<(i32, *mut std::os::raw::c_void)>> {
         let mut event = ffi::AsyncEvent { element: std::ptr::null_mut(), event_type: -1 };
         // SAFETY: the context is open; the structure has the layout of the verbs interface with the enumeration as its
         // integer.
         if unsafe { (self.verbs.get_async_event)(self.raw, &mut event) } != 0 {
-            return None;
+            let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
+            return match errno {
+                libc::EINTR | libc::EAGAIN => Ok(None),
+                _ => Err(self.error("ibv_get_async_event", errno, "reading an event of the device")),
+            };
         }
         let taken = (event.event_type, event.element);
         // SAFETY: every event that was taken is acknowledged once, before its object can be destroyed.
         unsafe { (self.verbs.ack_async_event)(&mut event) };
-        Some(taken)
+        Ok(Some(taken))
     }
 }
 
