@@ -21,6 +21,8 @@ mod plan;
 mod poll;
 mod post;
 mod regions;
+#[cfg(test)]
+mod tests;
 mod verb;
 mod wire;
 mod world;

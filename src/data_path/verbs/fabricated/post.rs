@@ -20,14 +20,16 @@ pub(super) unsafe extern "C" fn post_send(
     let mut world = world();
     let raw = pair as usize;
     let mut next = first;
+    let mut result = Ok(());
     while !next.is_null() {
         // SAFETY: the caller gives a chain of filled requests that ends with a null pointer.
         let request = unsafe { &*next };
         // SAFETY: as the caller vouches for the request, so for its segments and, when inline, their bytes.
-        if let Err(errno) = unsafe { post(&mut world, raw, request) } {
+        result = unsafe { post(&mut world, raw, request) };
+        if result.is_err() {
             // SAFETY: the caller gives a place for the pointer.
             unsafe { *refused = next };
-            return returned(Err(errno));
+            break;
         }
         next = request.next;
     }
@@ -36,7 +38,7 @@ pub(super) unsafe extern "C" fn post_send(
         // The rest is for the wire's thread.
         CHANGED.notify_all();
     }
-    returned(Ok(()))
+    returned(result)
 }
 
 /// Posts one.
