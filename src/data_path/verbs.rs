@@ -210,7 +210,7 @@ impl Verbs {
     #[inline]
     pub(crate) fn slot(&mut self, sequence: u32) -> Result<(&SharedBytes, usize)> {
         if self.posted - self.completed >= self.window {
-            self.make_room()?;
+            self.make_room(Instant::now() + self.bound)?;
         }
         let Some(outgoing) = &self.outgoing else { unreachable!("the lifecycle sends only after establish") };
         Ok((outgoing.region.bytes(), outgoing.slot_end(sequence)))
@@ -297,7 +297,7 @@ impl Verbs {
             return Ok(());
         }
         if self.posted - self.completed >= self.window {
-            self.make_room()?;
+            self.make_room(deadline)?;
         }
         self.post(0, 0, self.remote.remote_addr, true)?;
         while self.completed < self.posted {
@@ -316,8 +316,8 @@ impl Verbs {
 
     /// Waits until a further request may be posted.
     #[cold]
-    fn make_room(&mut self) -> Result<()> {
-        let deadline = Instant::now() + self.bound;
+    fn make_room(&mut self, deadline: Instant) -> Result<()> {
+        let began = Instant::now();
         loop {
             self.progress()?;
             if self.posted - self.completed < self.window {
@@ -326,7 +326,7 @@ impl Verbs {
             if Instant::now() >= deadline {
                 return Err(TransportError::Timeout {
                     stage: "sending: waiting for the completion of earlier writes",
-                    waited: self.bound,
+                    waited: began.elapsed(),
                     hint: format!(
                         "the device has not completed {} writes on {}",
                         self.posted - self.completed,
