@@ -202,8 +202,8 @@ pub(crate) fn choose(
     let (all, failures) = read_all(verbs)?;
     let candidates: Vec<_> = all
         .iter()
-        .filter(|device| wanted.is_none_or(|name| answers_to(device, name)))
         .flat_map(|device| device.ports.iter().map(move |found| (device, found)))
+        .filter(|(device, found)| wanted.is_none_or(|name| device.name == name || answers_to(found, name)))
         .filter(|(_, found)| port.is_none_or(|number| found.number == number))
         .collect();
     let device_error = |problem: String| TransportError::Device { problem, remedy: describe(&all) };
@@ -237,7 +237,7 @@ pub(crate) fn choose(
         pkey,
         ..Route::default()
     };
-    let gid = choose_gid(found, gid_index, local).map_err(|problem| TransportError::Device {
+    let gid = choose_gid(found, gid_index, wanted, local).map_err(|problem| TransportError::Device {
         problem: format!("{problem} on {} port {}", device.name, found.number),
         remedy: describe(std::slice::from_ref(device)),
     })?;
@@ -253,17 +253,23 @@ pub(crate) fn choose(
 }
 
 /// The GID to use; none is needed on InfiniBand.
-fn choose_gid(port: &PortInfo, index: Option<u8>, local: IpAddr) -> Result<Option<&GidInfo>, String> {
+fn choose_gid<'a>(
+    port: &'a PortInfo,
+    index: Option<u8>,
+    wanted: Option<&str>,
+    local: IpAddr,
+) -> Result<Option<&'a GidInfo>, String> {
     if let Some(index) = index {
         return match port.gids.iter().find(|gid| gid.index == u32::from(index)) {
             Some(gid) => Ok(Some(gid)),
             None => Err(format!("GID index {index} is empty")),
         };
     }
-    // Better ones come first: the address of the out-of-band connection, then RoCE v2, then an address of IPv4, and among
+    // Better ones come first: what the caller named, then the address of the out-of-band connection, then RoCE v2, then an address of IPv4, and among
     // equals the lower index.
     let best = port.gids.iter().min_by_key(|gid| {
         (
+            !wanted.is_some_and(|name| named(gid, name)),
             gid.ip() != local.to_canonical(),
             gid.gid_type != Some(GidType::RoceV2),
             !gid.ip().is_ipv4(),
@@ -277,12 +283,15 @@ fn choose_gid(port: &PortInfo, index: Option<u8>, local: IpAddr) -> Result<Optio
     Ok(best)
 }
 
-fn answers_to(device: &DeviceInfo, name: &str) -> bool {
+/// Whether a GID of the port has this interface or address.
+fn answers_to(port: &PortInfo, name: &str) -> bool {
+    port.gids.iter().any(|gid| named(gid, name))
+}
+
+/// Whether the GID has this interface or address.
+fn named(gid: &GidInfo, name: &str) -> bool {
     let address: Option<IpAddr> = name.parse().ok();
-    device.name == name
-        || device.ports.iter().flat_map(|port| &port.gids).any(|gid| {
-            gid.interface.as_deref() == Some(name) || address.is_some_and(|address| gid.ip() == address.to_canonical())
-        })
+    gid.interface.as_deref() == Some(name) || address.is_some_and(|address| gid.ip() == address.to_canonical())
 }
 
 fn mtu_number(bytes: u32) -> u8 {
@@ -294,8 +303,11 @@ pub(crate) fn list(verbs: &'static Table) -> Result<Vec<DeviceInfo>> {
     read_all(verbs).map(|(devices, _)| devices)
 }
 
-/// Every device that can be read, and by name why the others cannot. At least one can.
-fn read_all(verbs: &'static Table) -> Result<(Vec<DeviceInfo>, Vec<(String, TransportError)>)> {
+/// Devices that cannot be read: their names, and why.
+type Failures = Vec<(String, TransportError)>;
+
+/// Every device that can be read, and those that cannot. At least one can.
+fn read_all(verbs: &'static Table) -> Result<(Vec<DeviceInfo>, Failures)> {
     let names: Vec<String> = DeviceList::get(verbs)?.iter().map(|(name, _)| name).collect();
     if names.is_empty() {
         return Err(no_device());
@@ -474,15 +486,15 @@ mod tests {
             (3, "::ffff:10.0.0.1", GidType::RoceV2),
             (5, "::ffff:10.0.0.2", GidType::RoceV2),
         ]);
-        let chosen = |address: &str| choose_gid(&table, None, address.parse().unwrap()).unwrap().unwrap().index;
+        let chosen = |address: &str| choose_gid(&table, None, None, address.parse().unwrap()).unwrap().unwrap().index;
         assert_eq!(chosen("10.0.0.2"), 5);
         assert_eq!(chosen("::ffff:10.0.0.2"), 5);
         assert_eq!(chosen("10.0.0.1"), 3);
         assert_eq!(chosen("127.0.0.1"), 3);
-        assert_eq!(choose_gid(&table, Some(0), "10.0.0.1".parse().unwrap()).unwrap().unwrap().index, 0);
-        let hole = choose_gid(&table, Some(4), "10.0.0.1".parse().unwrap()).unwrap_err();
+        assert_eq!(choose_gid(&table, Some(0), None, "10.0.0.1".parse().unwrap()).unwrap().unwrap().index, 0);
+        let hole = choose_gid(&table, Some(4), None, "10.0.0.1".parse().unwrap()).unwrap_err();
         assert!(hole.contains("index 4 is empty"), "{hole}");
-        let none = choose_gid(&port(&[]), None, "10.0.0.1".parse().unwrap()).unwrap_err();
+        let none = choose_gid(&port(&[]), None, None, "10.0.0.1".parse().unwrap()).unwrap_err();
         assert!(none.contains("give its interface an address"), "{none}");
     }
 
