@@ -1,6 +1,6 @@
 //! Ports, link layers, GIDs and partitions that no test machine has.
 
-use catalyst_transport::fabricated::{Gid, Installed, Plan, Port};
+use catalyst_transport::fabricated::{Gid, Installed, Plan, Port, Verb};
 use catalyst_transport::{GidType, PortState, SessionConfig, TransportError};
 
 use crate::support::{Pair, assert_clean, assert_says, guarded, payload};
@@ -172,6 +172,39 @@ fn a_device_is_found_by_its_interface_and_by_its_address() {
         let mut pair = Pair::new(["by-name", "by-name"], |config| config.device("mlx9_9"));
         let (controller, _) = pair.open();
         assert_says(&controller.unwrap_err(), &["mlx9_9", "by-name port 1 ACTIVE", "10.3.0.1"]);
+        assert_clean(&device);
+    });
+}
+
+#[test]
+fn of_several_ports_and_gids_the_one_that_is_named_is_taken() {
+    guarded(|| {
+        let gid = |address: &str, interface: &str| Some(Gid::new(address, GidType::RoceV2).interface(interface));
+        let ports = [
+            Port::ethernet().gids([gid("10.4.0.1", "ens1")]),
+            Port::ethernet().gids([gid("10.4.1.1", "ens2"), gid("10.4.2.1", "ens2.7")]),
+        ];
+        let device = Plan::new("dual").ports(ports).install();
+        for (wanted, port, address) in [
+            ("dual", "port 1", "0=10.4.0.1"),
+            ("ens1", "port 1", "0=10.4.0.1"),
+            ("ens2", "port 2", "0=10.4.1.1"),
+            ("ens2.7", "port 2", "1=10.4.2.1"),
+            ("10.4.2.1", "port 2", "1=10.4.2.1"),
+        ] {
+            let mut pair = Pair::new(["dual", "dual"], |config| config.device(wanted));
+            // What is in use is seen in an error.
+            device.fail(Verb::RegMr, 1, libc::EFAULT);
+            let (controller, coprocessor) = pair.open();
+            let error = [controller, coprocessor].into_iter().find_map(|result| match result {
+                Err(error @ TransportError::Verbs(_)) => Some(error),
+                _ => None,
+            });
+            assert_says(&error.expect("one side tells"), &[port, address]);
+            pair.run();
+            pair.round(b"there");
+            pair.close();
+        }
         assert_clean(&device);
     });
 }

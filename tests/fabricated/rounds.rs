@@ -17,6 +17,11 @@ fn ten_thousand_rounds_on_one_device() {
         for round in 0..10_000 {
             pair.round(&payload(round, round % 65));
         }
+        // The last one is counted when its reply has left.
+        let deadline = Instant::now() + Duration::from_secs(1);
+        while pair.coprocessor.served() < 10_000 && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
         assert_eq!(pair.coprocessor.served(), 10_000);
         pair.close();
         assert_clean(&device);
@@ -208,6 +213,29 @@ fn completions_that_never_come_are_not_waited_for_without_bound() {
         };
         assert!(began.elapsed() < Duration::from_secs(20));
         assert_says(&error, &["not completed", "never"]);
+        pair.close();
+        assert_clean(&device);
+    });
+}
+
+#[test]
+fn stop_is_quick_even_when_the_send_queue_is_full_and_nothing_completes() {
+    guarded(|| {
+        let device = Plan::new("stuck").grant_send_depth(2).install();
+        let mut pair = Pair::new(["stuck", "stuck"], |config| config);
+        pair.run();
+        pair.round(b"before");
+        device.hold_completions(true);
+        pair.controller.write_data_slot(b"last", 0).unwrap();
+        pair.controller.kick(0).unwrap();
+        let began = Instant::now();
+        pair.controller.stop().unwrap();
+        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+        // The engine may be waiting for room for its reply. Its stop then ends at its own bound.
+        let began = Instant::now();
+        let stopped = pair.coprocessor.stop();
+        assert!(began.elapsed() < Duration::from_secs(2), "{stopped:?} after {:?}", began.elapsed());
+        device.hold_completions(false);
         pair.close();
         assert_clean(&device);
     });

@@ -30,7 +30,7 @@ pub(super) fn pieces(placement: Placement, target: u64, length: usize, mut rando
                 list.swap(index, (random() % (index as u64 + 1)) as usize);
             }
             // Every other time the last piece, which announces the frame, comes first.
-            if random() % 2 == 0
+            if random().is_multiple_of(2)
                 && let Some(last) = list.iter().position(|(offset, bytes)| offset + bytes == length)
             {
                 list.swap(0, last);
