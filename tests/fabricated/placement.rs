@@ -5,11 +5,11 @@ use std::os::fd::AsRawFd;
 use catalyst_transport::fabricated::{Placement, Plan};
 use catalyst_transport::{MemKind, TransportSession};
 
-use crate::support::{Pair, assert_clean, guarded, payload};
+use crate::support::{Pair, assert_clean, guarded_alone, payload};
 
 /// Rounds of several sizes with this placement, every reply right.
 fn rounds(name: &'static str, placement: Placement, count: usize) {
-    guarded(move || {
+    guarded_alone(move || {
         // Half of the sessions inline, half not.
         for (index, inline) in [220, 0].into_iter().enumerate() {
             let name = format!("{name}-{index}");
@@ -49,7 +49,7 @@ fn torn() {
 
 #[test]
 fn several_torn_rounds_in_flight() {
-    guarded(|| {
+    guarded_alone(|| {
         let devices = ["torn-a", "torn-b"].map(|name| Plan::new(name).placement(Placement::Torn).install());
         let mut pair = Pair::new(["torn-a", "torn-b"], |config| config.depth(8));
         pair.run();
@@ -75,7 +75,7 @@ fn several_torn_rounds_in_flight() {
 /// The proof that the tests above would notice: a device that promises an order and does not keep it.
 #[test]
 fn a_device_that_lies_about_its_order_is_seen_to_corrupt() {
-    guarded(|| {
+    guarded_alone(|| {
         let device = Plan::new("liar").placement(Placement::Torn).in_order_query(true).install();
         let mut pair =
             Pair::new(["liar", "liar"], |config| config.depth(1).reply_timeout(std::time::Duration::from_millis(500)));
@@ -140,7 +140,7 @@ fn two_checks(name: &str, promises: bool) -> (u32, u32) {
 
 #[test]
 fn the_check_is_the_session_number_only_where_the_device_vouches_for_the_order() {
-    guarded(|| {
+    guarded_alone(|| {
         let (one, another) = two_checks("check-session", true);
         assert_eq!(one, another);
         assert_ne!(one, 0);

@@ -6,16 +6,27 @@ use std::time::{Duration, Instant};
 use catalyst_transport::fabricated::{Plan, Verb};
 use catalyst_transport::{MemKind, TransportError, TransportSession};
 
-use crate::support::{Pair, assert_clean, assert_release_order, assert_says, guarded, payload};
+use crate::support::{Pair, assert_clean, assert_release_order, assert_says, guarded, guarded_alone, payload};
 
 #[test]
 fn ten_thousand_rounds_on_one_device() {
-    guarded(|| {
+    guarded_alone(|| {
         let device = Plan::new("many").install();
         let mut pair = Pair::new(["many", "many"], |config| config);
         pair.run();
-        for round in 0..10_000 {
-            pair.round(&payload(round, round % 65));
+        // One at a time, then many in flight.
+        (0..2000).for_each(|round| pair.round(&payload(round, round % 65)));
+        let mut next = 2000;
+        while next < 10_000 {
+            let burst = next..(next + 1 + next % 64).min(10_000);
+            for round in burst.clone() {
+                pair.controller.write_data_slot(&payload(round, round % 65), 0).unwrap();
+                pair.controller.kick(0).unwrap();
+            }
+            for round in burst.clone() {
+                assert_eq!(pair.controller.collect_reply().unwrap(), payload(round, round % 65));
+            }
+            next = burst.end;
         }
         // The last one is counted when its reply has left.
         let deadline = Instant::now() + Duration::from_secs(1);
@@ -30,7 +41,7 @@ fn ten_thousand_rounds_on_one_device() {
 
 #[test]
 fn payloads_of_every_size_class_at_every_depth() {
-    guarded(|| {
+    guarded_alone(|| {
         let devices = [Plan::new("size-a").install(), Plan::new("size-b").install()];
         for depth in [1, 4, 64] {
             let largest = 300_000;
@@ -126,7 +137,7 @@ fn inline_is_stepped_down_while_the_device_refuses() {
 
 #[test]
 fn nothing_is_lost_when_the_send_queue_is_small_and_completions_are_late() {
-    guarded(|| {
+    guarded_alone(|| {
         for (name, depth) in [("late-2", 2), ("late-5", 5), ("late-64", 64)] {
             let device = Plan::new(name)
                 .grant_send_depth(depth)

@@ -1,6 +1,6 @@
 //! Pairs of sessions over software devices, and a watchdog.
 
-use std::sync::mpsc;
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use catalyst_transport::fabricated::{Entry, Installed, OpenObjects, Verb, see};
@@ -24,6 +24,13 @@ pub(crate) fn guarded(body: impl FnOnce() + Send + 'static) {
             }
         }
     }
+}
+
+/// As [`guarded`], for tests of many rounds: one at a time, so that their spinning threads do not starve each other.
+pub(crate) fn guarded_alone(body: impl FnOnce() + Send + 'static) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _turn = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    guarded(body);
 }
 
 /// Settings for a session on this device.
