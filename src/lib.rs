@@ -83,7 +83,7 @@ pub use {
 };
 
 /// The software device of the feature `fabricated`, for tests.
-#[cfg(all(feature = "fabricated", not(loom)))]
+#[cfg(feature = "fabricated")]
 #[doc(hidden)]
 pub mod fabricated {
     pub use crate::data_path::verbs::fabricated::{
