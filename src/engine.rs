@@ -43,6 +43,11 @@ impl Shared {
         self.stop.load(Ordering::Relaxed)
     }
 
+    /// Takes back what told an earlier run to end.
+    pub(crate) fn rearm(&self) {
+        self.stop.store(false, Ordering::Relaxed);
+    }
+
     /// Counts a served round.
     #[inline]
     pub(crate) fn count(&self) {
@@ -86,7 +91,7 @@ impl Engine {
             return Err((error, Box::new(work)));
         }
         let shared = work.shared().clone();
-        shared.stop.store(false, Ordering::Relaxed);
+        shared.rearm();
         let (give_back, finished) = channel();
         let (tell, told) = channel();
         let settings = real_time::Settings::from(config);
