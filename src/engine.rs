@@ -25,6 +25,7 @@ use crate::error::{Result, TransportError};
 use crate::session::function::panic_text;
 use real_time::RealTimeReport;
 use serve::Loop;
+use watcher::Teller;
 
 /// What the engine thread and its session share while it runs.
 #[derive(Debug, Default)]
@@ -40,6 +41,11 @@ impl Shared {
     #[inline]
     pub(crate) fn stopping(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Takes back what told an earlier run to end.
+    pub(crate) fn rearm(&self) {
+        self.stop.store(false, Ordering::Relaxed);
     }
 
     /// Counts a served round.
@@ -71,17 +77,21 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Starts the loop on a thread of its own.
+    /// Starts the loop on a thread of its own. When it ends by an error, `teller` tells the peer.
     ///
     /// # Errors
     /// [`TransportError::Invalid`] for a processor that may not be used; [`TransportError::System`] when no thread can be
     /// had. The loop comes back with the error.
-    pub(crate) fn start(mut work: Loop, config: &SessionConfig) -> Result<Self, (TransportError, Box<Loop>)> {
+    pub(crate) fn start(
+        mut work: Loop,
+        config: &SessionConfig,
+        teller: Option<Teller>,
+    ) -> Result<Self, (TransportError, Box<Loop>)> {
         if let Err(error) = real_time::check(config) {
             return Err((error, Box::new(work)));
         }
         let shared = work.shared().clone();
-        shared.stop.store(false, Ordering::Relaxed);
+        shared.rearm();
         let (give_back, finished) = channel();
         let (tell, told) = channel();
         let settings = real_time::Settings::from(config);
@@ -100,6 +110,9 @@ impl Engine {
             };
             if let Some(error) = failure {
                 tracing::debug!(%error, "the engine ended");
+                if let Some(teller) = teller {
+                    teller.ended(&error);
+                }
                 let _ = thread_shared.failure.set(error);
             }
             drop(granted);

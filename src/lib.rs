@@ -82,4 +82,13 @@ pub use {
     session::{ChannelDesc, ConnectInfo, LocalKey, MemKind, MemRegion, PeerRef, RemoteKey, TransportSession},
 };
 
+/// The software device of the feature `fabricated`, for tests.
+#[cfg(feature = "fabricated")]
+#[doc(hidden)]
+pub mod fabricated {
+    pub use crate::data_path::verbs::fabricated::{
+        Entry, Gid, Installed, OpenObjects, Placement, Plan, Port, Verb, see,
+    };
+}
+
 pub use error::{CompletionFailure, Errno, FunctionFailure, Result, TransportError, VerbsFailure};

@@ -210,7 +210,7 @@ impl Verbs {
     #[inline]
     pub(crate) fn slot(&mut self, sequence: u32) -> Result<(&SharedBytes, usize)> {
         if self.posted - self.completed >= self.window {
-            self.make_room()?;
+            self.make_room(Instant::now() + self.bound)?;
         }
         let Some(outgoing) = &self.outgoing else { unreachable!("the lifecycle sends only after establish") };
         Ok((outgoing.region.bytes(), outgoing.slot_end(sequence)))
@@ -252,14 +252,26 @@ impl Verbs {
             }
         }
         if errno != 0 {
-            return Err(self.domain.context.error(
-                "ibv_post_send",
-                errno,
-                format!("writing {bytes} bytes to {}", self.peer),
-            ));
+            return Err(self.post_failed(errno, bytes));
         }
         self.posted += 1;
         Ok(())
+    }
+
+    #[cold]
+    fn post_failed(&self, errno: i32, bytes: usize) -> TransportError {
+        let mut error =
+            self.domain.context.error("ibv_post_send", errno, format!("writing {bytes} bytes to {}", self.peer));
+        // Of this verb ENOMEM does not speak of memory.
+        if let TransportError::Verbs(failure) = &mut error
+            && errno == libc::ENOMEM
+        {
+            failure.remedy = format!(
+                "the send queue has been full for {:?}: the device does not complete earlier writes",
+                self.bound
+            );
+        }
+        error
     }
 
     /// Takes what has completed.
@@ -285,7 +297,7 @@ impl Verbs {
             return Ok(());
         }
         if self.posted - self.completed >= self.window {
-            self.make_room()?;
+            self.make_room(deadline)?;
         }
         self.post(0, 0, self.remote.remote_addr, true)?;
         while self.completed < self.posted {
@@ -304,8 +316,8 @@ impl Verbs {
 
     /// Waits until a further request may be posted.
     #[cold]
-    fn make_room(&mut self) -> Result<()> {
-        let deadline = Instant::now() + self.bound;
+    fn make_room(&mut self, deadline: Instant) -> Result<()> {
+        let began = Instant::now();
         loop {
             self.progress()?;
             if self.posted - self.completed < self.window {
@@ -314,7 +326,7 @@ impl Verbs {
             if Instant::now() >= deadline {
                 return Err(TransportError::Timeout {
                     stage: "sending: waiting for the completion of earlier writes",
-                    waited: self.bound,
+                    waited: began.elapsed(),
                     hint: format!(
                         "the device has not completed {} writes on {}",
                         self.posted - self.completed,
@@ -393,7 +405,10 @@ impl DeviceEvents {
     /// Takes one event; gives an error when it ends the session.
     pub(crate) fn take(&self) -> Option<TransportError> {
         use ffi::event;
-        let (number, element) = self.context.take_event()?;
+        let (number, element) = match self.context.take_event() {
+            Ok(event) => event?,
+            Err(error) => return Some(error),
+        };
         // The port's number is the first integer of the union.
         let port = element as usize as u8;
         let fatal = match number {

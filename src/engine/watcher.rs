@@ -2,7 +2,7 @@
 //! then tells those who spin.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -70,11 +70,33 @@ impl Watcher {
         }
     }
 
+    /// For telling the peer from the engine's thread.
+    pub(crate) fn teller(&self) -> Teller {
+        Teller(self.channel.as_ref().map(Arc::downgrade).unwrap_or_default())
+    }
+
     /// Tells the peer something, as far as it takes it at once.
     pub(crate) fn tell(&self, message: &Message) {
         let Some(channel) = &self.channel else { return };
         if let Err(error) = lock(channel).send(message, Instant::now() + SEND_BOUND, "telling the peer") {
             tracing::debug!(%error, "the peer was not told");
+        }
+    }
+}
+
+/// What an engine that ends by itself tells the peer with. It does not keep the connection open.
+#[derive(Debug)]
+pub(crate) struct Teller(Weak<Mutex<Channel>>);
+
+impl Teller {
+    /// Tells the peer why this side has ended, unless it was the peer who ended it.
+    pub(crate) fn ended(&self, error: &TransportError) {
+        let by_peer = matches!(
+            error,
+            TransportError::PeerClosed { .. } | TransportError::PeerLost { .. } | TransportError::PeerRefused { .. }
+        );
+        if !by_peer && let Some(channel) = self.0.upgrade() {
+            lock(&channel).refuse(&error.to_string());
         }
     }
 }

@@ -346,7 +346,7 @@ impl TransportSession for CoprocessorSession {
             self.work = Work::Here(work);
             return Err(error);
         }
-        match Engine::start(*work, &self.link.config) {
+        match Engine::start(*work, &self.link.config, self.link.teller()) {
             Ok(engine) => {
                 self.report = engine.report.clone();
                 self.work = Work::There(engine);

@@ -13,7 +13,7 @@ use crate::config::SessionConfig;
 use crate::data_path::shared_memory::random;
 use crate::data_path::{self, DataPath};
 use crate::engine::peer::Peer;
-use crate::engine::watcher::Watcher;
+use crate::engine::watcher::{Teller, Watcher};
 use crate::error::{Result, TransportError};
 use crate::oob::{
     self, Acceptance, Channel, CheckKind, DataPathCode, Hello, Keys, Kind, Listener, Liveness, Message, Proposal, Role,
@@ -375,6 +375,11 @@ impl Link {
             ));
         }
         Ok((incoming, outgoing))
+    }
+
+    /// For telling the peer from the engine's thread, once the session is established.
+    pub(crate) fn teller(&self) -> Option<Teller> {
+        self.watcher.as_ref().map(Watcher::teller)
     }
 
     /// Tells the peer something, once the session is established.
