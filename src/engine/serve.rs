@@ -192,14 +192,14 @@ impl Loop {
                 }
                 std::hint::spin_loop();
             }
+            if self.shared.stopping() {
+                self.flush();
+                return Ok(());
+            }
             match turn {
                 Turn::Served => {
                     unverified = None;
                     bursts = 0;
-                    if self.shared.stopping() {
-                        self.flush();
-                        return Ok(());
-                    }
                     continue;
                 }
                 Turn::Unverified => {
@@ -208,15 +208,11 @@ impl Loop {
                         return Err(self.corrupt());
                     }
                 }
+                // What has arrived is served even when the peer has gone since.
+                Turn::Idle if self.peer.phase() >= Phase::Closed => {
+                    return Err(self.peer.obstacle("serving").expect("an ended peer is an obstacle"));
+                }
                 Turn::Idle => {}
-            }
-            if self.shared.stopping() {
-                self.flush();
-                return Ok(());
-            }
-            // What has arrived is served even when the peer has gone since.
-            if turn == Turn::Idle && self.peer.phase() >= Phase::Closed {
-                return Err(self.peer.obstacle("serving").expect("an ended peer is an obstacle"));
             }
             bursts = bursts.saturating_add(1);
             spinner.rest(bursts);
@@ -230,7 +226,10 @@ impl Loop {
     /// Notices a worker that has ended by itself.
     fn check_worker(&self) -> Result<()> {
         match &self.source {
-            Source::Worker { hand_off: Some(hand_off), .. } if hand_off.released() && !self.shared.stopping() => {
+            // It also ends, rightly, when the engine is stopped or the peer is gone.
+            Source::Worker { hand_off: Some(hand_off), .. }
+                if hand_off.released() && !self.shared.stopping() && self.peer.phase() < Phase::Closed =>
+            {
                 Err(TransportError::Engine { problem: "the worker has ended although it was not stopped".into() })
             }
             _ => Ok(()),
