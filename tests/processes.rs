@@ -16,7 +16,7 @@ const AUTO: Way = Way { options: &[], coprocessor: &[], controller: &["--peer", 
 #[test]
 fn ten_million_rounds() {
     let report = SHM.rounds(10_000_000, 16, &[]);
-    println!("ten million rounds: {report}");
+    println!("figure: ten million rounds: {report}");
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn rounds_on_shared_memory_make_no_system_call() {
     }
     let folder = tempfile::tempdir().unwrap();
     let (few, many) = (system_calls(folder.path(), 1_000), system_calls(folder.path(), 101_000));
-    println!("system calls with 1,000 rounds {few:?}, with 101,000 rounds {many:?} (coprocessor, controller)");
+    println!("figure: system calls with 1,000 rounds {few:?}, with 101,000 rounds {many:?} (coprocessor, controller)");
     // Starting and ending vary by a few; a call in every hundredth round would be a thousand.
     let more = many.0.saturating_sub(few.0) + many.1.saturating_sub(few.1);
     assert!(more < 60, "100,000 rounds made {more} system calls more");

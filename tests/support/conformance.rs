@@ -641,7 +641,7 @@ pub(crate) fn an_idle_stop_is_short(setup: Setup) {
         coprocessor.stop().unwrap();
         longest = longest.max(began.elapsed());
     }
-    println!("longest stop of an idle coprocessor in 100: {longest:?} ({})", coprocessor.data_path());
+    println!("figure: longest stop of an idle coprocessor in 100: {longest:?} ({})", coprocessor.data_path());
     assert!(longest < setup.coprocessor_stop_bound(), "{longest:?}");
     coprocessor.start().unwrap();
     controller.start().unwrap();
