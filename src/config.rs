@@ -269,6 +269,7 @@ impl SessionConfig {
             ("handshake timeout", self.handshake_timeout),
             ("reply timeout", self.reply_timeout),
             ("stop timeout", self.stop_timeout),
+            ("liveness", self.liveness),
         ] {
             if timeout.is_zero() || timeout > Duration::from_secs(86_400) {
                 return Err(TransportError::invalid(name, format!("{timeout:?} is not between 1 ns and one day")));

@@ -124,6 +124,15 @@ impl DataPath {
         either!(self, path => path.establish(outgoing))
     }
 
+    /// To be called once the peer has shown that it has mapped what it needs.
+    pub(crate) fn settle(&mut self) -> Result<()> {
+        match self {
+            Self::SharedMemory(path) => path.settle(),
+            #[cfg(feature = "rdma")]
+            Self::Verbs(_) => Ok(()),
+        }
+    }
+
     /// This side's region.
     pub(crate) fn incoming(&self) -> SharedBytes {
         either!(self, path => path.incoming())

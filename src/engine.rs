@@ -80,16 +80,12 @@ impl Engine {
     /// Starts the loop on a thread of its own. When it ends by an error, `teller` tells the peer.
     ///
     /// # Errors
-    /// [`TransportError::Invalid`] for a processor that may not be used; [`TransportError::System`] when no thread can be
-    /// had. The loop comes back with the error.
+    /// [`TransportError::System`] when no thread can be had. The loop comes back with the error, and has been told to stop.
     pub(crate) fn start(
         mut work: Loop,
         config: &SessionConfig,
         teller: Option<Teller>,
     ) -> Result<Self, (TransportError, Box<Loop>)> {
-        if let Err(error) = real_time::check(config) {
-            return Err((error, Box::new(work)));
-        }
         let shared = work.shared().clone();
         shared.rearm();
         let (give_back, finished) = channel();
@@ -121,6 +117,7 @@ impl Engine {
         let handle = match spawned {
             Ok(handle) => handle,
             Err(error) => {
+                shared.stop.store(true, Ordering::Relaxed);
                 work.rewind();
                 return Err((TransportError::system("clone", "the engine thread", error), Box::new(work)));
             }

@@ -61,6 +61,9 @@
 //! | `stop`, coprocessor function does not return | 1 s | [`SessionConfig::stop_timeout`] | [`TransportError::Engine`] |
 //! | host name look-up | the resolver's own bound | `resolv.conf` | [`TransportError::Timeout`] |
 
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+compile_error!("catalyst-transport works on 64-bit Linux: it rests on memfd, eventfd and rings larger than 4 GiB");
+
 mod config;
 mod data_path;
 mod devices;

@@ -280,10 +280,22 @@ impl Verbs {
     /// The first completion that failed, with its likely cause.
     #[inline]
     pub(crate) fn progress(&mut self) -> Result<()> {
-        while let Some(completed) = self.completions.poll()? {
+        // No more than can be outstanding: a device that reports without end must not hold us.
+        for _ in 0..=self.window {
+            let Some(completed) = self.completions.poll()? else { break };
             if completed.status != 0 {
                 let stage = if self.probed { "round" } else { "establish_channel: probe" };
                 return Err(completion::failure(completed, stage, self.probed, self.place()));
+            }
+            if !(self.completed..self.posted).contains(&completed.id) {
+                return Err(TransportError::Device {
+                    problem: format!(
+                        "a completion came for work request {}, which is not outstanding, on {}",
+                        completed.id,
+                        self.place()
+                    ),
+                    remedy: "the device or its driver is faulty: connect again".into(),
+                });
             }
             self.probed = true;
             self.completed = completed.id + 1;
@@ -380,7 +392,7 @@ impl Drop for Verbs {
         loop {
             match self.completions.poll() {
                 Ok(Some(completed)) if completed.id == marker => return,
-                Ok(Some(_)) => {}
+                Ok(Some(_)) if Instant::now() < deadline => {}
                 Ok(None) if Instant::now() < deadline => std::hint::spin_loop(),
                 _ => return,
             }

@@ -332,7 +332,7 @@ pub(crate) fn too_long(trailer: &Trailer, geometry: Geometry) -> TransportError 
 #[cold]
 pub(crate) fn function_failed(trailer: &Trailer, text: &[u8]) -> TransportError {
     // The text is the peer's and goes into logs.
-    let message = String::from_utf8_lossy(text).chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let message = crate::oob::message::printable(text);
     TransportError::FunctionFailed {
         sequence: trailer.sequence,
         decoder_id: trailer.decoder_id,

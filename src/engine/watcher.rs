@@ -17,6 +17,11 @@ use crate::oob::{Channel, Message};
 const SEND_BOUND: Duration = Duration::from_millis(20);
 /// How long a goodbye waits for the peer to hang up too.
 const CLOSE_BOUND: Duration = Duration::from_millis(5);
+/// Messages taken in one go.
+const MOST_HEARD: u32 = 64;
+/// Messages between two signs of life beyond which the peer is taken for broken: starting and stopping all the time takes
+/// a tenth of it.
+const MOST_CHATTER: u32 = 50_000;
 /// Where errors come from.
 const STAGE: &str = "watching the peer";
 
@@ -45,7 +50,7 @@ impl Watcher {
             .name("catalyst-watcher".into())
             .stack_size(256 * 1024)
             .spawn(move || {
-                let watch = Watch { channel: thread_channel, peer, events, liveness };
+                let watch = Watch { channel: thread_channel, peer, events, liveness, chatter: 0 };
                 watch.run(&socket, &thread_wake);
             })
             .map_err(|error| TransportError::system("clone", "the watcher thread", error))?;
@@ -116,6 +121,8 @@ struct Watch {
     peer: Arc<Peer>,
     events: Option<DeviceEvents>,
     liveness: Duration,
+    /// Messages since the last sign of life.
+    chatter: u32,
 }
 
 impl Watch {
@@ -124,11 +131,16 @@ impl Watch {
         let interval = self.liveness / 4;
         let mut next_sign = Instant::now() + interval;
         loop {
-            if let Err(error) = self.hear() {
-                self.end(error);
-                return;
-            }
-            let timeout = Timespec::try_from(next_sign.saturating_duration_since(Instant::now())).unwrap_or_default();
+            let more = match self.hear() {
+                Ok(more) => more,
+                Err(error) => {
+                    self.end(error);
+                    return;
+                }
+            };
+            // What is left in the channel's own buffer is not seen by poll.
+            let left = if more { Duration::ZERO } else { next_sign.saturating_duration_since(Instant::now()) };
+            let timeout = Timespec::try_from(left).unwrap_or_default();
             let mut waits = vec![PollFd::new(socket, PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
             if let Some(events) = &self.events {
                 waits.push(PollFd::from_borrowed_fd(events.descriptor(), PollFlags::IN));
@@ -161,6 +173,7 @@ impl Watch {
             }
             if Instant::now() >= next_sign {
                 next_sign = Instant::now() + interval;
+                self.chatter = 0;
                 let sign = Instant::now() + SEND_BOUND;
                 if let Err(error @ TransportError::PeerLost { .. }) =
                     lock(&self.channel).send(&Message::Heartbeat, sign, STAGE)
@@ -172,19 +185,32 @@ impl Watch {
         }
     }
 
-    /// Takes what the peer has said.
-    fn hear(&self) -> Result<()> {
+    /// Takes what the peer has said, but no more than a little at a time: others wait for the channel, and a flood must not
+    /// hold the watcher from its own end. Says whether there may be more.
+    fn hear(&mut self) -> Result<bool> {
         let mut channel = lock(&self.channel);
-        while let Some(message) = channel.try_receive(STAGE)? {
+        let protocol = |problem: String, peer: std::net::SocketAddr| TransportError::Protocol {
+            stage: STAGE,
+            peer: peer.to_string(),
+            problem,
+        };
+        let mut more = true;
+        for _ in 0..MOST_HEARD {
+            let Some(message) = channel.try_receive(STAGE)? else {
+                more = false;
+                break;
+            };
+            self.chatter += 1;
             match message {
+                _ if self.chatter > MOST_CHATTER => {
+                    let problem = format!("it sent {MOST_CHATTER} messages between two signs of life");
+                    return Err(protocol(problem, channel.peer_addr()));
+                }
                 Message::Started => self.peer.set(Phase::Running),
                 Message::Stopped => self.peer.set(Phase::Stopped),
                 other => {
-                    return Err(TransportError::Protocol {
-                        stage: STAGE,
-                        peer: channel.peer_addr().to_string(),
-                        problem: format!("a {} message came while the session was running", other.kind()),
-                    });
+                    let problem = format!("a {} message came while the session was running", other.kind());
+                    return Err(protocol(problem, channel.peer_addr()));
                 }
             }
         }
@@ -199,7 +225,7 @@ impl Watch {
                 ),
             });
         }
-        Ok(())
+        Ok(more)
     }
 
     fn end(&self, error: TransportError) {

@@ -1,14 +1,18 @@
 //! The launch-once convention: a persistent worker, such as a device kernel, takes requests straight from the receive
 //! ring and leaves its replies in a hand-off ring, from which the engine sends them.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crossbeam_utils::CachePadded;
 
 use super::Shared;
 use super::peer::{Peer, Phase};
 use super::spin::{BURST, Spinner};
 use crate::error::{Result, TransportError};
 use crate::ring::{Check, FrameReader, FrameWriter, Geometry, Polled, SharedBytes, Trailer};
-use crate::session::function::{CoprocessorFunction, FunctionError, Functions, Request};
+use crate::session::function::{CoprocessorFunction, FunctionError, Functions, Request, panic_text};
 
 type Launch = dyn FnMut(WorkerRings) -> Result<(), FunctionError> + Send;
 
@@ -27,7 +31,9 @@ impl Launcher {
     }
 
     pub(crate) fn launch(&mut self, rings: WorkerRings) -> Result<()> {
-        (self.0)(rings)
+        let launched = catch_unwind(AssertUnwindSafe(|| (self.0)(rings)))
+            .unwrap_or_else(|panic| Err(format!("it panicked: {}", panic_text(&*panic)).into()));
+        launched
             .map_err(|error| TransportError::Engine { problem: format!("the worker could not be launched: {error}") })
     }
 }
@@ -42,6 +48,8 @@ pub struct WorkerRings {
     geometry: Geometry,
     shared: Arc<Shared>,
     peer: Arc<Peer>,
+    /// Sequence number up to which the engine has taken replies.
+    taken: Arc<CachePadded<AtomicU32>>,
     /// Its count tells the engine whether the worker is still there.
     _alive: Arc<()>,
 }
@@ -89,6 +97,12 @@ impl WorkerRings {
                 format!("{} bytes where the request capacity is {}", payload.len(), self.request_capacity()),
             ));
         }
+        // A peer that keeps to the window never gets so far ahead; one that does not must wait, so that no reply is overwritten
+        // while the engine reads it. Acquire: the engine has read it before it says so.
+        let ahead = self.requests.expected().wrapping_sub(self.taken.load(Ordering::Acquire));
+        if ahead >= self.geometry.depth {
+            return Ok(None);
+        }
         match self.requests.poll(payload) {
             Polled::Frame(Trailer { decoder_id, sequence, length, .. }) => {
                 self.requests.advance();
@@ -117,7 +131,7 @@ impl WorkerRings {
         if self.replies.sequence() == self.requests.expected() {
             return Err(TransportError::invalid("reply", "every request that was taken has its reply already"));
         }
-        // The controller has at most `depth` rounds in flight, so the slot's last reply was sent long ago.
+        // `take` lets no request through whose reply would need a slot that the engine has not read.
         let end = self.geometry.slot_end(self.replies.sequence());
         self.replies.stage(&self.hand_off, end, reply);
         self.replies.publish(&self.hand_off, end, status, decoder_id);
@@ -129,6 +143,7 @@ impl WorkerRings {
 #[derive(Debug)]
 pub(crate) struct HandOffReader {
     reader: FrameReader,
+    taken: Arc<CachePadded<AtomicU32>>,
     alive: Arc<()>,
 }
 
@@ -139,6 +154,7 @@ impl HandOffReader {
         match self.reader.poll(reply) {
             Polled::Frame(trailer) => {
                 self.reader.advance();
+                self.taken.store(self.reader.expected(), Ordering::Release);
                 Some(trailer)
             }
             _ => None,
@@ -165,8 +181,12 @@ pub(crate) fn rings(
     // A fresh ring of zeros shows no sequence number but 0, and with this check not even that passes for a frame.
     let check = Check::Session(1);
     let alive = Arc::new(());
-    let reader =
-        HandOffReader { reader: FrameReader::new(hand_off.clone(), geometry, check, next), alive: alive.clone() };
+    let taken = Arc::new(CachePadded::new(AtomicU32::new(next)));
+    let reader = HandOffReader {
+        reader: FrameReader::new(hand_off.clone(), geometry, check, next),
+        taken: taken.clone(),
+        alive: alive.clone(),
+    };
     let rings = WorkerRings {
         requests: requests.restarted(next),
         replies: FrameWriter::new(geometry, check, next),
@@ -174,6 +194,7 @@ pub(crate) fn rings(
         geometry,
         shared,
         peer,
+        taken,
         _alive: alive,
     };
     Ok((rings, reader))

@@ -425,7 +425,7 @@ fn cut(text: &str) -> &str {
 }
 
 /// An error's text as it may go into a log: what could forge a line or turn one around is replaced.
-fn printable(text: &[u8]) -> String {
+pub(crate) fn printable(text: &[u8]) -> String {
     String::from_utf8_lossy(&text[..text.len().min(MAX_TEXT)])
         .chars()
         .map(|c| match c {

@@ -35,12 +35,15 @@ impl FrameReader {
         Self { memory, geometry, check, expected: first_sequence, slot_end }
     }
 
-    /// Makes zeroed memory ready for the first frame. The slot of sequence number 0 would show that number already; it
-    /// gets the one before the first, which is never waited for in its first turn.
+    /// Makes memory ready for the first turn, whatever is in it: each slot gets the sequence number of the turn before, which
+    /// is never waited for.
     pub(crate) fn prepare(&self) {
-        let before_first =
-            Trailer { check: 0, length: 0, status: 0, decoder_id: 0, sequence: self.expected.wrapping_sub(1) };
-        self.memory.store_release(self.geometry.slot_end(0) - 8, before_first.to_words().1);
+        for slot in 0..self.geometry.depth {
+            let sequence = self.expected.wrapping_add(slot);
+            let before = sequence.wrapping_sub(self.geometry.depth);
+            let trailer = Trailer { check: 0, length: 0, status: 0, decoder_id: 0, sequence: before };
+            self.memory.store_release(self.geometry.slot_end(sequence) - 8, trailer.to_words().1);
+        }
     }
 
     /// Sequence number of the next frame.

@@ -169,7 +169,9 @@ impl ControllerSession {
         if self.largest_request.is_none_or(|largest| payload.len() > largest) {
             return Err(too_much(payload.len(), self.largest_request));
         }
-        rounds.check_window()?;
+        if let Err(error) = rounds.check_window() {
+            return Err(if error.is_recoverable() { error } else { self.fail(error) });
+        }
         let (memory, slot_end) = rounds.path.slot(rounds.writer.sequence())?;
         rounds.writer.stage(memory, slot_end, payload);
         rounds.staged = Staged::InRing { bytes: payload.len(), decoder_id };
@@ -190,8 +192,7 @@ impl ControllerSession {
         let Some(item) = self.items.get(index as usize).copied().flatten() else {
             return Err(TransportError::invalid(format!("work item {index}"), "has not been committed"));
         };
-        rounds.check_window()?;
-        match rounds.kick(item, index) {
+        match rounds.check_window().and_then(|()| rounds.kick(item, index)) {
             Err(error) if !error.is_recoverable() => Err(self.fail(error)),
             other => other,
         }
@@ -337,7 +338,8 @@ impl ControllerSession {
                 if rounds.reader.arrived() {
                     match rounds.poll() {
                         Ok(Some(trailer)) => return Ok(trailer),
-                        Ok(None) => {}
+                        // Checking it again and again must not keep the clock from being looked at.
+                        Ok(None) => break,
                         Err(error) => return Err(self.fail(error)),
                     }
                 }
@@ -432,11 +434,37 @@ impl Rounds {
 
     /// A slot is free when the reply to its last request has been seen, given up or not.
     #[inline]
-    fn check_window(&self) -> Result<()> {
-        let unanswered = self.writer.sequence().wrapping_sub(self.reader.expected());
+    fn check_window(&mut self) -> Result<()> {
         let depth = self.reader.geometry().depth;
-        if unanswered >= depth {
-            return Err(TransportError::WindowFull { in_flight: unanswered, depth });
+        if self.unanswered() < depth {
+            return Ok(());
+        }
+        // The replies of rounds that were given up may have come since.
+        self.drop_late()?;
+        match self.unanswered() {
+            in_flight if in_flight >= depth => Err(TransportError::WindowFull { in_flight, depth }),
+            _ => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn unanswered(&self) -> u32 {
+        self.writer.sequence().wrapping_sub(self.reader.expected())
+    }
+
+    /// Drops the replies of rounds that were given up, as far as they have come. A reply that is kept belongs to the oldest
+    /// round and is not touched.
+    fn drop_late(&mut self) -> Result<()> {
+        while self.reader.expected() != self.oldest() {
+            match self.reader.poll(&mut self.reply) {
+                Polled::Frame(_) => {
+                    self.reply_length = 0;
+                    self.reader.advance();
+                    self.late += 1;
+                }
+                Polled::TooLong(trailer) => return Err(too_long(&trailer, self.reader.geometry())),
+                Polled::Empty | Polled::Unverified => break,
+            }
         }
         Ok(())
     }
@@ -457,7 +485,10 @@ impl Rounds {
                 self.writer.stage(memory, slot_end, &self.slot[..item.request_bytes]);
                 0
             }
-            Staged::Nothing if item.request_bytes == 0 => 0,
+            Staged::Nothing if item.request_bytes == 0 => {
+                self.writer.clear();
+                0
+            }
             Staged::Nothing => {
                 return Err(TransportError::invalid(
                     format!("work item {index}"),
@@ -477,20 +508,26 @@ impl Rounds {
     /// Looks for the reply of the oldest round, dropping those of rounds that were given up.
     #[inline]
     fn poll(&mut self) -> Result<Option<Trailer>> {
-        loop {
-            match self.reader.poll(&mut self.reply) {
-                Polled::Frame(trailer) => {
-                    if self.reader.expected() == self.oldest() {
-                        let slot = trailer.sequence as usize & (self.kicked.len() - 1);
-                        self.last_rtt = clock::since(self.kicked[slot], clock::now());
-                        return Ok(Some(trailer));
-                    }
-                    self.reader.advance();
-                    self.late += 1;
-                }
-                Polled::Empty | Polled::Unverified => return Ok(None),
-                Polled::TooLong(trailer) => return Err(too_long(&trailer, self.reader.geometry())),
+        if self.reader.expected() != self.oldest() {
+            self.drop_late()?;
+            if self.reader.expected() != self.oldest() {
+                return Ok(None);
             }
+        }
+        match self.reader.poll(&mut self.reply) {
+            Polled::Frame(trailer) => {
+                let slot = trailer.sequence as usize & (self.kicked.len() - 1);
+                self.last_rtt = clock::since(self.kicked[slot], clock::now());
+                // The buffer no longer holds the reply before.
+                self.reply_length = 0;
+                Ok(Some(trailer))
+            }
+            Polled::Empty => Ok(None),
+            Polled::Unverified => {
+                self.reply_length = 0;
+                Ok(None)
+            }
+            Polled::TooLong(trailer) => Err(too_long(&trailer, self.reader.geometry())),
         }
     }
 
@@ -576,6 +613,7 @@ impl TransportSession for ControllerSession {
             // Everything in flight is given up; late replies will be dropped one by one.
             rounds.given_up_before = rounds.writer.sequence();
             rounds.staged = Staged::Nothing;
+            rounds.writer.clear();
             if let Err(error) = rounds.path.flush(Instant::now() + Duration::from_millis(5)) {
                 tracing::debug!(%error, "stopping");
             }

@@ -13,7 +13,7 @@ use super::link::{Canceller, Link};
 use super::{ChannelDesc, ConnectInfo, MemKind, MemRegion, PeerRef, TransportSession, scatter};
 use crate::config::SessionConfig;
 use crate::engine::clock;
-use crate::engine::real_time::RealTimeReport;
+use crate::engine::real_time::{self, RealTimeReport};
 use crate::engine::serve::{Loop, Parts, Served, Source, function_failed};
 use crate::engine::spin::{BURST, Spinner};
 use crate::engine::worker::{Launcher, WorkerRings};
@@ -304,6 +304,8 @@ impl TransportSession for CoprocessorSession {
     }
 
     fn establish_channel(&mut self, desc: &ChannelDesc, local: &MemRegion, peer: &PeerRef) -> Result<()> {
+        self.link.state.require("establish_channel", State::KeysExchanged)?;
+        desc.validate()?;
         let served = Served::new(desc.replies())?;
         let collector = Collector {
             reader: FrameReader::new(served.memory.clone(), served.geometry, Check::Session(0), 1),
@@ -342,6 +344,11 @@ impl TransportSession for CoprocessorSession {
                 missing: "set_coprocessor_fn or set_coprocessor_launcher comes first",
             });
         }
+        // Before the launch: a worker is not to be left behind.
+        if let Err(error) = real_time::check(&self.link.config) {
+            self.work = Work::Here(work);
+            return Err(error);
+        }
         if let Err(error) = work.launch() {
             self.work = Work::Here(work);
             return Err(error);
@@ -355,7 +362,8 @@ impl TransportSession for CoprocessorSession {
                 Ok(())
             }
             Err((error, work)) => {
-                self.work = Work::Here(work);
+                // The worker has been told to end; the next stop waits for it.
+                self.work = Work::Leaving(work);
                 Err(error)
             }
         }

@@ -156,13 +156,14 @@ impl Functions {
             return failed(FunctionFailure::UnknownDecoder, "no function is registered for this decoder id", reply);
         };
         // The buffer is plain bytes and the function is its author's: neither can be left in a state that matters here.
-        match catch_unwind(AssertUnwindSafe(|| function.call(request, reply))) {
+        // So is its error's text.
+        match catch_unwind(AssertUnwindSafe(|| function.call(request, reply).map_err(|error| error.to_string()))) {
             Ok(Ok(length)) if length <= reply.len() => Answer { length, status: 0 },
             Ok(Ok(length)) => {
                 let text = format!("it returned {length} bytes and the reply holds {}", reply.len());
                 failed(FunctionFailure::TooLarge, &text, reply)
             }
-            Ok(Err(error)) => failed(FunctionFailure::Failed, &error.to_string(), reply),
+            Ok(Err(text)) => failed(FunctionFailure::Failed, &text, reply),
             Err(panic) => failed(FunctionFailure::Panicked, panic_text(&*panic), reply),
         }
     }

@@ -12,7 +12,7 @@ use super::{ChannelDesc, ConnectInfo, MemKind, MemRegion, PeerRef, RemoteKey};
 use crate::config::SessionConfig;
 use crate::data_path::shared_memory::random;
 use crate::data_path::{self, DataPath};
-use crate::engine::peer::Peer;
+use crate::engine::peer::{Peer, Phase};
 use crate::engine::watcher::{Teller, Watcher};
 use crate::error::{Result, TransportError};
 use crate::oob::{
@@ -206,7 +206,8 @@ impl Link {
         self.listen(info.oob_port)?;
         let listener = self.listener.as_ref().expect("just bound");
         let how = Acceptance {
-            deadline: self.config.accept_timeout.map(|timeout| Instant::now() + timeout),
+            // A time beyond what the clock counts is no limit.
+            deadline: self.config.accept_timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
             step: self.config.handshake_timeout,
             liveness: self.liveness(),
             cancel: Some(self.cancel.as_fd()),
@@ -326,6 +327,7 @@ impl Link {
                 CheckKind::Crc32c => Check::Crc(link.peer_session),
             };
             probe(channel, path, incoming, link.own_session, link.peer_session, deadline)?;
+            path.settle()?;
             let writer = FrameWriter::new(outgoing, peer_check, first);
             link.established = Some(desc.clone());
             let events = path.events();
@@ -407,6 +409,8 @@ impl Link {
         if let Some(channel) = self.channel.take() {
             channel.close(Instant::now() + Duration::from_millis(5));
         }
+        // Whoever still holds on to the old session, a worker say, learns that it is over.
+        self.peer.set(Phase::Closed);
         self.local = None;
         self.remote = None;
         self.established = None;

@@ -207,7 +207,11 @@ impl Way {
         let ended = controller.end_within(bound);
         assert_eq!(ended.status.code(), Some(1));
         assert!(ended.stderr.contains("peer lost"), "{}", ended.stderr);
-        println!("figure: the controller noticed a killed coprocessor after {:?}: {}", ended.took, ended.stderr.lines().last().unwrap_or_default());
+        println!(
+            "figure: the controller noticed a killed coprocessor after {:?}: {}",
+            ended.took,
+            ended.stderr.lines().last().unwrap_or_default()
+        );
     }
 
     /// Kills the controller in the middle of the rounds: the coprocessor reports the loss and serves the next one.
@@ -221,7 +225,11 @@ impl Way {
         let ended = coprocessor.end_within(bound);
         assert_eq!(ended.status.code(), Some(1));
         assert!(ended.stderr.contains("peer lost"), "{}", ended.stderr);
-        println!("figure: the coprocessor noticed a killed controller after {:?}: {}", ended.took, ended.stderr.lines().last().unwrap_or_default());
+        println!(
+            "figure: the coprocessor noticed a killed controller after {:?}: {}",
+            ended.took,
+            ended.stderr.lines().last().unwrap_or_default()
+        );
     }
 
     /// One coprocessor serves session after session, killed ones among them, until a signal ends it in good order.
