@@ -108,31 +108,33 @@ impl SessionConfig {
     }
 
     /// The RDMA device by name (`rxe0`, `mlx5_0`), by network interface (`eth1`) or by address (`10.9.0.1`).
-    /// Without it the device that owns the address of the out-of-band connection is taken, or else the only active one.
+    /// Without it the device that has the address of the out-of-band connection in a GID table is taken, or else the first
+    /// one with an active port.
     #[must_use]
     pub fn device(mut self, name: impl Into<String>) -> Self {
         self.device = Some(name.into());
         self
     }
 
-    /// The port of the device, from 1. Without it the first active one.
+    /// The port of the device, from 1. Without it the active one that has the address of the out-of-band connection, or else
+    /// the first active one.
     #[must_use]
     pub fn port(mut self, port: u8) -> Self {
         self.port = Some(port);
         self
     }
 
-    /// The index in the port's GID table. Without it RoCE v2 with an IPv4 address is preferred, and the address of the
-    /// out-of-band connection before others.
+    /// The index in the port's GID table. Without it the entry with the address of the out-of-band connection is preferred;
+    /// then RoCE v2 before other types; then IPv4 before IPv6.
     #[must_use]
     pub fn gid_index(mut self, index: u8) -> Self {
         self.gid_index = Some(index);
         self
     }
 
-    /// The address or host name that the coprocessor listens on, and that the controller dials from when it is not
-    /// loopback. Default: `127.0.0.1`. Listening beyond loopback lets every host that reaches the port write into the
-    /// request ring: see the security notes in `docs/design.md`.
+    /// The address or host name that the coprocessor listens on. The controller dials from it when it is a numeric address
+    /// beyond loopback, and otherwise lets the system choose. Default: `127.0.0.1`. Listening beyond loopback lets every host
+    /// that reaches the port write into the request ring: see the security notes in `docs/design.md`.
     #[must_use]
     pub fn bind(mut self, address: impl Into<String>) -> Self {
         self.bind = address.into();
@@ -167,8 +169,8 @@ impl SessionConfig {
         self
     }
 
-    /// How long each of `connect` (after a client has come), `exchange_keys` and `establish_channel` may take.
-    /// Default: 5 s.
+    /// How long each of `connect` (on the coprocessor: once a client has said hello), `exchange_keys` and
+    /// `establish_channel` may take. Default: 5 s.
     #[must_use]
     pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
         self.handshake_timeout = timeout;
@@ -182,8 +184,8 @@ impl SessionConfig {
         self
     }
 
-    /// How long `stop` waits for a coprocessor function that is still running. Default: 1 s. Without one, stop takes
-    /// microseconds.
+    /// How long `stop` waits for a coprocessor function that is still running. Default: 1 s. When none is running, `stop`
+    /// takes some milliseconds at most.
     #[must_use]
     pub fn stop_timeout(mut self, timeout: Duration) -> Self {
         self.stop_timeout = timeout;
@@ -199,7 +201,8 @@ impl SessionConfig {
         self
     }
 
-    /// The processor that the engine thread is pinned to. A processor that does not exist or is not allowed is an error
+    /// The processor that the engine thread is pinned to; on the controller, the thread that calls `start`, which stays pinned
+    /// after `stop`. A processor that does not exist or is not allowed is an error
     /// at `start`.
     #[must_use]
     pub fn cpu(mut self, cpu: usize) -> Self {
@@ -207,7 +210,8 @@ impl SessionConfig {
         self
     }
 
-    /// SCHED_FIFO priority of the engine thread, 1 to 99. Needs CAP_SYS_NICE; what was granted is in
+    /// SCHED_FIFO priority of the engine thread, 1 to 99; on the controller, of the thread that calls `start`, which keeps it
+    /// after `stop`. Needs CAP_SYS_NICE or an rtprio limit; what was granted is in
     /// [`RealTimeReport`](crate::RealTimeReport).
     #[must_use]
     pub fn real_time(mut self, priority: u8) -> Self {
@@ -215,7 +219,7 @@ impl SessionConfig {
         self
     }
 
-    /// Lock the process's memory (`mlockall`) at `start`.
+    /// Lock the process's memory (`mlockall`) at `start`. It stays locked after `stop`.
     #[must_use]
     pub fn lock_memory(mut self, lock: bool) -> Self {
         self.lock_memory = lock;
@@ -237,7 +241,8 @@ impl SessionConfig {
     }
 
     /// A dma-buf descriptor that `alloc_memory` registers for the kinds other than
-    /// [`CpuRam`](crate::MemKind::CpuRam). It stays the caller's and has to stay open while the session lives.
+    /// [`CpuRam`](crate::MemKind::CpuRam). The session also maps it, to poll it. It stays the caller's and has to stay open
+    /// while the session lives.
     #[must_use]
     pub fn dma_buf(mut self, descriptor: std::os::fd::RawFd) -> Self {
         self.dma_buf = Some(descriptor);

@@ -16,7 +16,8 @@ pub enum Outcome {
     /// It was not asked for.
     #[default]
     NotAsked,
-    /// It holds while the engine runs.
+    /// It holds while the engine runs. (On the controller, which has no engine thread, processor, priority and locked memory
+    /// stay as they are after `stop`.)
     Granted,
     /// It was refused; the engine runs without it. The text says why and what would help.
     Refused(String),

@@ -81,7 +81,8 @@ impl WorkerRings {
     /// [`request_capacity`](Self::request_capacity) bytes.
     ///
     /// # Errors
-    /// [`TransportError::Protocol`] for a frame that claims more than the channel carries.
+    /// [`TransportError::Protocol`] for a frame that claims more than the channel carries; [`TransportError::Invalid`] for a
+    /// buffer that is too small.
     pub fn take(&mut self, payload: &mut [u8]) -> Result<Option<TakenRequest>> {
         if payload.len() < self.request_capacity() {
             return Err(TransportError::invalid(

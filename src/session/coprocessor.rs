@@ -190,7 +190,7 @@ impl CoprocessorSession {
         Ok(())
     }
 
-    /// Which convention the session has been bound to; per request before anything is set.
+    /// Which convention the session has been bound to: per request until a launcher is set.
     #[must_use]
     pub fn coprocessor_fn_convention(&self) -> FunctionConvention {
         self.convention
