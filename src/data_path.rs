@@ -46,15 +46,21 @@ macro_rules! either {
 
 impl DataPath {
     /// Opens the device, or the meeting place of the two processes. `local` is this side's address on the out-of-band
-    /// connection.
-    pub(crate) fn open(code: DataPathCode, role: Role, config: &SessionConfig, local: IpAddr) -> Result<Self> {
+    /// connection, `depth` the rounds that will be in flight.
+    pub(crate) fn open(
+        code: DataPathCode,
+        role: Role,
+        config: &SessionConfig,
+        depth: u32,
+        local: IpAddr,
+    ) -> Result<Self> {
         match code {
             DataPathCode::SharedMemory => Ok(Self::SharedMemory(SharedMemory::open(role)?)),
             #[cfg(feature = "rdma")]
-            DataPathCode::Verbs => Ok(Self::Verbs(Box::new(Verbs::open(config, local)?))),
+            DataPathCode::Verbs => Ok(Self::Verbs(Box::new(Verbs::open(config, depth, local)?))),
             #[cfg(not(feature = "rdma"))]
             DataPathCode::Verbs => {
-                let _ = (config, local);
+                let _ = (config, depth, local);
                 Err(no_rdma())
             }
         }

@@ -9,7 +9,7 @@ pub(crate) mod memory;
 pub(crate) mod queue_pair;
 
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use device::{Context, Route};
 use memory::{ProtectionDomain, Region};
 use queue_pair::{QueuePair, Retry, Write};
 
-use crate::config::SessionConfig;
+use crate::config::{DmaBuf, SessionConfig};
 use crate::error::{Result, TransportError};
 use crate::oob::Endpoint;
 use crate::ring::{Check, Geometry, SharedBytes};
@@ -48,7 +48,7 @@ pub(crate) struct Verbs {
     psn: u32,
     /// Bound on every wait for completions.
     bound: Duration,
-    dma_buf: Option<i32>,
+    dma_buf: Option<DmaBuf>,
     remote: PeerRef,
     /// Work requests posted.
     posted: u64,
@@ -81,14 +81,14 @@ impl Outgoing {
 
 impl Verbs {
     /// Opens the device and makes a queue pair in INIT.
-    pub(crate) fn open(config: &SessionConfig, local: IpAddr) -> Result<Self> {
+    pub(crate) fn open(config: &SessionConfig, depth: u32, local: IpAddr) -> Result<Self> {
         #[cfg(feature = "fabricated")]
         let table = if config.fabricated { fabricated::table() } else { &ffi::SYSTEM };
         #[cfg(not(feature = "fabricated"))]
         let table = &ffi::SYSTEM;
         let (context, route) = device::choose(table, config.device.as_deref(), config.port, config.gid_index, local)?;
         let domain = ProtectionDomain::allocate(&context)?;
-        let depth = (config.channel.depth * 2).clamp(LEAST_SEND_DEPTH, MOST_SEND_DEPTH);
+        let depth = depth.saturating_mul(2).clamp(LEAST_SEND_DEPTH, MOST_SEND_DEPTH);
         // One more than can be outstanding, for the marker that closing posts.
         let completions = CompletionQueue::create(&context, depth + 1)?;
         let mut queue_pair = QueuePair::create(&domain, &completions, depth, INLINE_BYTES)?;
@@ -104,7 +104,7 @@ impl Verbs {
             // From the kernel's random numbers, so that packets of an earlier connection never fit.
             psn: u32::from_le_bytes(super::shared_memory::random()?) & 0x00FF_FFFF,
             bound: config.liveness,
-            dma_buf: config.dma_buf,
+            dma_buf: config.dma_buf.clone(),
             remote: PeerRef { rkey: Default::default(), remote_addr: 0, size: 0 },
             posted: 0,
             completed: 0,
@@ -154,9 +154,9 @@ impl Verbs {
 
     pub(crate) fn allocate(&mut self, bytes: usize, kind: MemKind) -> Result<MemRegion> {
         super::check_region_size(bytes)?;
-        let region = match (kind, self.dma_buf) {
+        let region = match (kind, &self.dma_buf) {
             (MemKind::CpuRam, _) => Region::allocate(&self.domain, bytes, true)?,
-            (_, Some(descriptor)) => Region::from_dma_buf(&self.domain, descriptor, bytes, kind)?,
+            (_, Some(descriptor)) => Region::from_dma_buf(&self.domain, descriptor.0.as_fd(), bytes, kind)?,
             (_, None) => {
                 return Err(TransportError::invalid(
                     format!("{kind:?} memory"),

@@ -16,8 +16,8 @@ pub enum Outcome {
     /// It was not asked for.
     #[default]
     NotAsked,
-    /// It holds for the engine's thread while it runs. (On a controller, whose rounds run on the caller's thread, pinning,
-    /// priority and locked memory stay with that thread after `stop`.)
+    /// It holds while the engine runs. (On the controller, which has no engine thread, processor, priority and locked memory
+    /// stay as they are after `stop`.)
     Granted,
     /// It was refused; the engine runs without it. The text says why and what would help.
     Refused(String),

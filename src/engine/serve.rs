@@ -148,8 +148,14 @@ impl Loop {
         self.shared.rearm();
         let next = self.writer.sequence();
         self.reader.rewind(next);
-        let (rings, reader) =
-            super::worker::rings(&self.reader, self.reply.len(), next, self.shared.clone(), self.peer.clone())?;
+        let (rings, reader) = super::worker::rings(
+            &self.reader,
+            self.reply.len(),
+            next,
+            self.patience,
+            self.shared.clone(),
+            self.peer.clone(),
+        )?;
         launcher.launch(rings)?;
         *hand_off = Some(reader);
         Ok(())
@@ -205,7 +211,7 @@ impl Loop {
                 Turn::Unverified => {
                     let since = *unverified.get_or_insert_with(Instant::now);
                     if since.elapsed() > self.patience {
-                        return Err(self.corrupt());
+                        return Err(damaged(self.reader.expected(), self.patience));
                     }
                 }
                 // What has arrived is served even when the peer has gone since.
@@ -292,19 +298,6 @@ impl Loop {
             tracing::debug!(%error, "stopping");
         }
     }
-
-    #[cold]
-    fn corrupt(&self) -> TransportError {
-        TransportError::Protocol {
-            stage: "serving",
-            peer: "the controller".into(),
-            problem: format!(
-                "request {} was announced {:?} ago and its check never matched: it is damaged, or a stranger's",
-                self.reader.expected(),
-                self.patience
-            ),
-        }
-    }
 }
 
 /// What one look found.
@@ -313,6 +306,18 @@ enum Turn {
     Idle,
     Unverified,
     Served,
+}
+
+/// The error of a request that is there and never passes its check.
+#[cold]
+pub(crate) fn damaged(sequence: u32, patience: Duration) -> TransportError {
+    TransportError::Protocol {
+        stage: "serving",
+        peer: "the controller".into(),
+        problem: format!(
+            "request {sequence} was announced {patience:?} ago and its check never matched: it is damaged, or a stranger's"
+        ),
+    }
 }
 
 /// The error of a frame that claims more payload than the ring carries.

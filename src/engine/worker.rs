@@ -5,6 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use std::time::{Duration, Instant};
+
 use crossbeam_utils::CachePadded;
 
 use super::Shared;
@@ -50,6 +52,10 @@ pub struct WorkerRings {
     peer: Arc<Peer>,
     /// Sequence number up to which the engine has taken replies.
     taken: Arc<CachePadded<AtomicU32>>,
+    /// Since when the next request has been there without passing its check.
+    unverified: Option<Instant>,
+    /// How long that may last.
+    patience: Duration,
     /// Its count tells the engine whether the worker is still there.
     _alive: Arc<()>,
 }
@@ -89,7 +95,8 @@ impl WorkerRings {
     /// [`request_capacity`](Self::request_capacity) bytes.
     ///
     /// # Errors
-    /// [`TransportError::Protocol`] for a frame that claims more than the channel carries.
+    /// [`TransportError::Protocol`] for a frame that claims more than the channel carries, or whose check does not match for
+    /// longer than the reply timeout; [`TransportError::Invalid`] for a buffer that is too small.
     pub fn take(&mut self, payload: &mut [u8]) -> Result<Option<TakenRequest>> {
         if payload.len() < self.request_capacity() {
             return Err(TransportError::invalid(
@@ -105,11 +112,19 @@ impl WorkerRings {
         }
         match self.requests.poll(payload) {
             Polled::Frame(Trailer { decoder_id, sequence, length, .. }) => {
+                self.unverified = None;
                 self.requests.advance();
                 Ok(Some(TakenRequest { decoder_id, sequence, length: length as usize }))
             }
             Polled::TooLong(trailer) => Err(super::serve::too_long(&trailer, self.requests.geometry())),
-            Polled::Empty | Polled::Unverified => Ok(None),
+            Polled::Empty => Ok(None),
+            Polled::Unverified => {
+                let since = *self.unverified.get_or_insert_with(Instant::now);
+                if since.elapsed() > self.patience {
+                    return Err(super::serve::damaged(self.requests.expected(), self.patience));
+                }
+                Ok(None)
+            }
         }
     }
 
@@ -172,6 +187,7 @@ pub(crate) fn rings(
     requests: &FrameReader,
     reply_capacity: usize,
     next: u32,
+    patience: Duration,
     shared: Arc<Shared>,
     peer: Arc<Peer>,
 ) -> Result<(WorkerRings, HandOffReader)> {
@@ -195,6 +211,8 @@ pub(crate) fn rings(
         shared,
         peer,
         taken,
+        unverified: None,
+        patience,
         _alive: alive,
     };
     Ok((rings, reader))

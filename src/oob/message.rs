@@ -70,7 +70,7 @@ codes! {
     Kind: u16 {
         /// Who the sender is and how its end of the data path is reached.
         Hello = 1, "hello";
-        /// The sender's end of the data path is up: queue pairs ready to send, or shared memory attached.
+        /// The sender's end of the data path is up: queue pair ready to send, or the two processes have met.
         Ready = 2, "ready";
         /// The region that the recipient may write to.
         Keys = 3, "keys";

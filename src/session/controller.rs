@@ -114,8 +114,8 @@ impl ControllerSession {
         self.commit_work_item(0, desc.request_capacity, desc.reply_capacity)
     }
 
-    /// Builds work item `index`: rounds of up to `request_bytes` whose replies have up to `reply_bytes`. May be called
-    /// again to change it.
+    /// Sets the sizes of work item `index`: rounds of up to `request_bytes` whose replies have up to `reply_bytes`. May be
+    /// called again to change them. Both are compared with the channel; how long a reply really is, the coprocessor decides.
     ///
     /// # Errors
     /// [`TransportError::Invalid`] when the channel carries less, or for an index above 65,535.
@@ -161,7 +161,7 @@ impl ControllerSession {
     ///
     /// # Errors
     /// [`TransportError::Invalid`] when it is longer than every committed work item; [`TransportError::WindowFull`] when
-    /// as many rounds are in flight as the ring has slots.
+    /// as many rounds have no reply yet as the ring has slots, those given up included; on verbs, an error of the data path.
     #[inline]
     pub fn write_data_slot(&mut self, payload: &[u8], decoder_id: u32) -> Result<()> {
         let state = self.link.state;
@@ -183,8 +183,8 @@ impl ControllerSession {
     ///
     /// # Errors
     /// [`TransportError::Invalid`] when the item was not committed, when the request is longer than it, or when nothing
-    /// was written for an item that carries something; [`TransportError::WindowFull`] when as many rounds are in flight
-    /// as the ring has slots; the first error of the data path.
+    /// was written for an item that carries something; [`TransportError::WindowFull`] when as many rounds have no reply yet as
+    /// the ring has slots, those given up included; the first error of the data path.
     #[inline]
     pub fn kick(&mut self, index: u32) -> Result<u32> {
         self.link.state.require("kick", State::Running).map_err(|error| self.failure().unwrap_or(error))?;
@@ -201,7 +201,8 @@ impl ControllerSession {
     /// [`collect`](TransportSession::collect) without waiting: `None` when the reply has not arrived.
     ///
     /// # Errors
-    /// Those of `collect`, but for the timeout.
+    /// Those of `collect`, but for the timeout. A peer that has stopped is reported at once, where `collect` first waits
+    /// some milliseconds for its next start.
     pub fn try_collect(&mut self, replies: &mut [&mut [u8]]) -> Result<Option<usize>> {
         match self.look("try_collect", true)? {
             Some(trailer) => self.finish(trailer, replies).map(Some),

@@ -116,8 +116,8 @@ impl CoprocessorSession {
         self.link.proposed.as_ref()
     }
 
-    /// Like [`open`](Self::open), with the channel that the client proposes, as long as both rings together take no more
-    /// than `most_bytes`.
+    /// Like [`open`](Self::open), with the channel that the client proposes, as long as it takes no more than
+    /// `most_bytes` of memory: the two rings, the buffer that replies are sent from and the copies for `collect`.
     ///
     /// # Errors
     /// Those of the four steps; [`TransportError::Invalid`] for a channel that takes more or cannot be built, after which
@@ -126,7 +126,8 @@ impl CoprocessorSession {
         self.connect(info)?;
         let desc = self.link.proposed.clone().expect("connected");
         let checked = desc.validate().and_then(|()| {
-            let bytes = desc.coprocessor_bytes().saturating_add(desc.controller_bytes());
+            // On verbs the buffer that replies are sent from has twice the slots of the reply ring.
+            let bytes = desc.coprocessor_bytes().saturating_add(desc.controller_bytes().saturating_mul(4));
             if bytes <= most_bytes {
                 return Ok(());
             }
@@ -190,7 +191,7 @@ impl CoprocessorSession {
         Ok(())
     }
 
-    /// Which convention the session has been bound to; per request before anything is set.
+    /// Which convention the session has been bound to: per request until a launcher is set.
     #[must_use]
     pub fn coprocessor_fn_convention(&self) -> FunctionConvention {
         self.convention

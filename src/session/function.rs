@@ -71,7 +71,7 @@ impl CoprocessorFunction for Invert {
     }
 }
 
-/// Decodes one round of the [[7,1,3]] Steane code by its look-up table.
+/// Decodes one round of the \[\[7,1,3\]\] Steane code by its look-up table.
 ///
 /// The request is three bytes, one for each check, of which only zero or not zero counts; check 0 is the most significant
 /// bit of the syndrome. The reply is an `i64`, little-endian: the qubit to correct, 0 to 6, or −1 for none.

@@ -179,7 +179,7 @@ impl Link {
         let mut channel = oob::connect(&info.peer, info.oob_port, bind, deadline, self.liveness())?;
         let (local, peer) = (channel.local_addr().ip(), channel.peer_addr().ip());
         let code = data_path::choose(&self.config, peer, local);
-        let path = DataPath::open(code, self.role, &self.config, local)?;
+        let path = DataPath::open(code, self.role, &self.config, self.config.channel.depth, local)?;
         channel.send(
             &hello(self.role, code, session, &path, &self.config.channel),
             deadline,
@@ -227,7 +227,9 @@ impl Link {
         let deadline = Instant::now() + self.config.handshake_timeout;
         let local = channel.local_addr().ip();
         self.channel = Some(channel);
-        let path = DataPath::open(hello_in.data_path, self.role, &self.config, local)?;
+        // The client's wish may be adopted; until it is checked it decides no more than this bounded number.
+        let depth = self.config.channel.depth.max(hello_in.proposal.depth);
+        let path = DataPath::open(hello_in.data_path, self.role, &self.config, depth, local)?;
         let answer = hello(self.role, hello_in.data_path, session, &path, &self.config.channel);
         self.path = Some(path);
         let channel = self.channel.as_mut().expect("just set");

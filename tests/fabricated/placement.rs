@@ -1,7 +1,5 @@
 //! Writes whose bytes reach memory in any order.
 
-use std::os::fd::AsRawFd;
-
 use catalyst_transport::fabricated::{Placement, Plan};
 use catalyst_transport::{MemKind, TransportSession};
 
@@ -107,8 +105,7 @@ fn two_checks(name: &str, promises: bool) -> (u32, u32) {
     let device = Plan::new(name).dma_buf().in_order_query(promises).install();
     let memory = rustix::fs::memfd_create("replies", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&memory, 1 << 16).unwrap();
-    let descriptor = memory.as_raw_fd();
-    let mut pair = Pair::new([name, name], |config| config.dma_buf(descriptor));
+    let mut pair = Pair::new([name, name], |config| config.dma_buf(memory.try_clone().unwrap()));
     let desc = pair.controller_channel();
     let (controller, coprocessor) = pair.open_with(
         |session, info| {

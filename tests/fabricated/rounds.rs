@@ -1,6 +1,5 @@
 //! Plain sessions, the send queue, and memory of other kinds.
 
-use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use catalyst_transport::fabricated::{Plan, Verb};
@@ -261,8 +260,7 @@ fn memory_given_as_a_dma_buf_is_used_where_the_device_can() {
             let bytes = 1 << 16;
             let memory = rustix::fs::memfd_create("gpu memory", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
             rustix::fs::ftruncate(&memory, bytes).unwrap();
-            let descriptor = memory.as_raw_fd();
-            let mut pair = Pair::new([name, "gpu"], |config| config.dma_buf(descriptor));
+            let mut pair = Pair::new([name, "gpu"], |config| config.dma_buf(memory.try_clone().unwrap()));
             let desc = pair.controller_channel();
             let (controller, coprocessor) = pair.open_with(
                 |session, info| {
@@ -307,8 +305,7 @@ fn a_dma_buf_that_is_none_is_refused_by_name() {
         for errno in [libc::EBADF, libc::EINVAL, libc::ENOMEM, libc::EFAULT] {
             let memory = rustix::fs::memfd_create("gpu memory", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
             rustix::fs::ftruncate(&memory, 1 << 16).unwrap();
-            let descriptor = memory.as_raw_fd();
-            let mut pair = Pair::new(["badbuf", "badbuf"], |config| config.dma_buf(descriptor));
+            let mut pair = Pair::new(["badbuf", "badbuf"], |config| config.dma_buf(memory.try_clone().unwrap()));
             let desc = pair.controller_channel();
             device.fail(Verb::RegDmabufMr, 1, errno);
             let (controller, _) = pair.open_with(
