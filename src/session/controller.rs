@@ -563,7 +563,7 @@ fn too_much(bytes: usize, largest: Option<usize>) -> TransportError {
 
 impl TransportSession for ControllerSession {
     fn connect(&mut self, info: &ConnectInfo) -> Result<()> {
-        if self.link.state == State::Failed {
+        if self.link.is_over() {
             self.close();
         }
         clock::prepare();

@@ -290,7 +290,7 @@ impl CoprocessorSession {
 
 impl TransportSession for CoprocessorSession {
     fn connect(&mut self, info: &ConnectInfo) -> Result<()> {
-        if self.link.state == State::Failed || (self.status().is_err() && self.link.state == State::Established) {
+        if self.link.is_over() || (self.status().is_err() && self.link.state == State::Established) {
             self.close()?;
         }
         self.link.connect(info)

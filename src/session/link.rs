@@ -164,6 +164,12 @@ impl Link {
         })
     }
 
+    /// Whether the session is over, so that `connect` may close it and begin anew.
+    pub(crate) fn is_over(&self) -> bool {
+        let ended = || self.peer.obstacle("connect").is_some_and(|obstacle| !obstacle.is_recoverable());
+        self.state == State::Failed || (self.state == State::Established && ended())
+    }
+
     fn liveness(&self) -> Liveness {
         Liveness { bound: self.config.liveness }
     }
