@@ -1,6 +1,8 @@
 //! How a session is set up: one value, built by a builder or read from a string.
 
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Result, TransportError};
@@ -59,6 +61,18 @@ impl FromStr for Wire {
     }
 }
 
+/// A descriptor of device memory, the same one in every copy of the settings.
+#[derive(Debug, Clone)]
+pub(crate) struct DmaBuf(pub(crate) Arc<OwnedFd>);
+
+impl PartialEq for DmaBuf {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.as_raw_fd() == other.0.as_raw_fd()
+    }
+}
+
+impl Eq for DmaBuf {}
+
 /// Everything that a session can be told before it connects.
 ///
 /// Built by value, or read from a string of `key=value` pairs with [`FromStr`]:
@@ -90,7 +104,7 @@ pub struct SessionConfig {
     pub(crate) lock_memory: bool,
     pub(crate) low_latency: bool,
     pub(crate) first_sequence: u32,
-    pub(crate) dma_buf: Option<i32>,
+    pub(crate) dma_buf: Option<DmaBuf>,
     pub(crate) fabricated: bool,
 }
 
@@ -146,31 +160,33 @@ impl SessionConfig {
     }
 
     /// The RDMA device by name (`rxe0`, `mlx5_0`), by network interface (`eth1`) or by address (`10.9.0.1`).
-    /// Without it the device that owns the address of the out-of-band connection is taken, or else the only active one.
+    /// Without it the device that has the address of the out-of-band connection in a GID table is taken, or else the first
+    /// one with an active port.
     #[must_use]
     pub fn device(mut self, name: impl Into<String>) -> Self {
         self.device = Some(name.into());
         self
     }
 
-    /// The port of the device, from 1. Without it the first active one.
+    /// The port of the device, from 1. Without it the active one that has the address of the out-of-band connection, or else
+    /// the first active one.
     #[must_use]
     pub fn port(mut self, port: u8) -> Self {
         self.port = Some(port);
         self
     }
 
-    /// The index in the port's GID table. Without it RoCE v2 with an IPv4 address is preferred, and the address of the
-    /// out-of-band connection before others.
+    /// The index in the port's GID table. Without it the entry with the address of the out-of-band connection is preferred;
+    /// then RoCE v2 before other types; then IPv4 before IPv6.
     #[must_use]
     pub fn gid_index(mut self, index: u8) -> Self {
         self.gid_index = Some(index);
         self
     }
 
-    /// The address or host name that the coprocessor listens on, and that the controller dials from when it is not
-    /// loopback. Default: `127.0.0.1`. Listening beyond loopback lets every host that reaches the port write into the
-    /// request ring: see the security notes in `docs/design.md`.
+    /// The address or host name that the coprocessor listens on. The controller dials from it when it is a numeric address
+    /// beyond loopback, and otherwise lets the system choose. Default: `127.0.0.1`. Listening beyond loopback lets every host
+    /// that reaches the port write into the request ring: see the security notes in `docs/design.md`.
     #[must_use]
     pub fn bind(mut self, address: impl Into<String>) -> Self {
         self.bind = address.into();
@@ -205,8 +221,8 @@ impl SessionConfig {
         self
     }
 
-    /// How long each of `connect` (after a client has come), `exchange_keys` and `establish_channel` may take.
-    /// Default: 5 s.
+    /// How long each of `connect` (on the coprocessor: once a client has said hello), `exchange_keys` and
+    /// `establish_channel` may take. Default: 5 s.
     #[must_use]
     pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
         self.handshake_timeout = timeout;
@@ -220,8 +236,8 @@ impl SessionConfig {
         self
     }
 
-    /// How long `stop` waits for a coprocessor function that is still running. Default: 1 s. Without one, stop takes
-    /// microseconds.
+    /// How long `stop` waits for a coprocessor function that is still running. Default: 1 s. When none is running, `stop`
+    /// takes some milliseconds at most.
     #[must_use]
     pub fn stop_timeout(mut self, timeout: Duration) -> Self {
         self.stop_timeout = timeout;
@@ -237,7 +253,8 @@ impl SessionConfig {
         self
     }
 
-    /// The processor that the engine thread is pinned to. A processor that does not exist or is not allowed is an error
+    /// The processor that the engine thread is pinned to; on the controller, the thread that calls `start`, which stays pinned
+    /// after `stop`. A processor that does not exist or is not allowed is an error
     /// at `start`.
     #[must_use]
     pub fn cpu(mut self, cpu: usize) -> Self {
@@ -245,7 +262,8 @@ impl SessionConfig {
         self
     }
 
-    /// SCHED_FIFO priority of the engine thread, 1 to 99. Needs CAP_SYS_NICE; what was granted is in
+    /// SCHED_FIFO priority of the engine thread, 1 to 99; on the controller, of the thread that calls `start`, which keeps it
+    /// after `stop`. Needs CAP_SYS_NICE or an rtprio limit; what was granted is in
     /// [`RealTimeReport`](crate::RealTimeReport).
     #[must_use]
     pub fn real_time(mut self, priority: u8) -> Self {
@@ -253,7 +271,7 @@ impl SessionConfig {
         self
     }
 
-    /// Lock the process's memory (`mlockall`) at `start`.
+    /// Lock the process's memory (`mlockall`) at `start`. It stays locked after `stop`.
     #[must_use]
     pub fn lock_memory(mut self, lock: bool) -> Self {
         self.lock_memory = lock;
@@ -275,10 +293,10 @@ impl SessionConfig {
     }
 
     /// A dma-buf descriptor that `alloc_memory` registers for the kinds other than
-    /// [`CpuRam`](crate::MemKind::CpuRam). It stays the caller's and has to stay open while the session lives.
+    /// [`CpuRam`](crate::MemKind::CpuRam). It is kept open while this value or a session made from it lives.
     #[must_use]
-    pub fn dma_buf(mut self, descriptor: std::os::fd::RawFd) -> Self {
-        self.dma_buf = Some(descriptor);
+    pub fn dma_buf(mut self, descriptor: impl Into<OwnedFd>) -> Self {
+        self.dma_buf = Some(DmaBuf(Arc::new(descriptor.into())));
         self
     }
 
@@ -314,6 +332,7 @@ impl SessionConfig {
             ("handshake timeout", self.handshake_timeout),
             ("reply timeout", self.reply_timeout),
             ("stop timeout", self.stop_timeout),
+            ("liveness", self.liveness),
         ] {
             if timeout.is_zero() || timeout > Duration::from_secs(86_400) {
                 return Err(TransportError::invalid(name, format!("{timeout:?} is not between 1 ns and one day")));

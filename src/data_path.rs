@@ -46,15 +46,21 @@ macro_rules! either {
 
 impl DataPath {
     /// Opens the device, or the meeting place of the two processes. `local` is this side's address on the out-of-band
-    /// connection.
-    pub(crate) fn open(code: DataPathCode, role: Role, config: &SessionConfig, local: IpAddr) -> Result<Self> {
+    /// connection, `depth` the rounds that will be in flight.
+    pub(crate) fn open(
+        code: DataPathCode,
+        role: Role,
+        config: &SessionConfig,
+        depth: u32,
+        local: IpAddr,
+    ) -> Result<Self> {
         match code {
             DataPathCode::SharedMemory => Ok(Self::SharedMemory(SharedMemory::open(role)?)),
             #[cfg(feature = "rdma")]
-            DataPathCode::Verbs => Ok(Self::Verbs(Box::new(Verbs::open(config, local)?))),
+            DataPathCode::Verbs => Ok(Self::Verbs(Box::new(Verbs::open(config, depth, local)?))),
             #[cfg(not(feature = "rdma"))]
             DataPathCode::Verbs => {
-                let _ = (config, local);
+                let _ = (config, depth, local);
                 Err(no_rdma())
             }
         }
@@ -159,6 +165,15 @@ impl DataPath {
     /// Prepares the memory that frames of this shape are composed in.
     pub(crate) fn establish(&mut self, outgoing: Geometry) -> Result<()> {
         either!(self, path => path.establish(outgoing))
+    }
+
+    /// To be called once the peer has shown that it has mapped what it needs.
+    pub(crate) fn settle(&mut self) -> Result<()> {
+        match self {
+            Self::SharedMemory(path) => path.settle(),
+            #[cfg(feature = "rdma")]
+            Self::Verbs(_) => Ok(()),
+        }
     }
 
     /// This side's region.

@@ -25,6 +25,7 @@ use crate::error::{Result, TransportError};
 use crate::session::function::panic_text;
 use real_time::RealTimeReport;
 use serve::Loop;
+use watcher::Teller;
 
 /// What the engine thread and its session share while it runs.
 #[derive(Debug, Default)]
@@ -40,6 +41,11 @@ impl Shared {
     #[inline]
     pub(crate) fn stopping(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Takes back what told an earlier run to end.
+    pub(crate) fn rearm(&self) {
+        self.stop.store(false, Ordering::Relaxed);
     }
 
     /// Counts a served round.
@@ -71,17 +77,17 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Starts the loop on a thread of its own.
+    /// Starts the loop on a thread of its own. When it ends by an error, `teller` tells the peer.
     ///
     /// # Errors
-    /// [`TransportError::Invalid`] for a processor that may not be used; [`TransportError::System`] when no thread can be
-    /// had. The loop comes back with the error.
-    pub(crate) fn start(mut work: Loop, config: &SessionConfig) -> Result<Self, (TransportError, Box<Loop>)> {
-        if let Err(error) = real_time::check(config) {
-            return Err((error, Box::new(work)));
-        }
+    /// [`TransportError::System`] when no thread can be had. The loop comes back with the error, and has been told to stop.
+    pub(crate) fn start(
+        mut work: Loop,
+        config: &SessionConfig,
+        teller: Option<Teller>,
+    ) -> Result<Self, (TransportError, Box<Loop>)> {
         let shared = work.shared().clone();
-        shared.stop.store(false, Ordering::Relaxed);
+        shared.rearm();
         let (give_back, finished) = channel();
         let (tell, told) = channel();
         let settings = real_time::Settings::from(config);
@@ -100,9 +106,11 @@ impl Engine {
             };
             if let Some(error) = failure {
                 tracing::debug!(%error, "the engine ended");
-                let _ = thread_shared.failure.set(error);
-                // After it is known here, so that whoever sees the end can ask for the reason.
-                work.hang_up();
+                // Known here before it is told, so that whoever sees the end there finds the reason here.
+                let _ = thread_shared.failure.set(error.clone());
+                if let Some(teller) = teller {
+                    teller.ended(&error);
+                }
             }
             drop(granted);
             let _ = give_back.send(work);
@@ -110,6 +118,7 @@ impl Engine {
         let handle = match spawned {
             Ok(handle) => handle,
             Err(error) => {
+                shared.stop.store(true, Ordering::Relaxed);
                 work.rewind();
                 return Err((TransportError::system("clone", "the engine thread", error), Box::new(work)));
             }

@@ -60,7 +60,8 @@ pub enum TransportError {
         /// Bytes that all buffers hold together.
         capacity: usize,
     },
-    /// A wait ended at its deadline.
+    /// A wait ended at its deadline. In `collect` one round was given up and the session goes on; in the bring-up the
+    /// session was closed.
     #[error("{stage}: nothing within {waited:?} ({hint})")]
     Timeout {
         /// What was waited for.
@@ -154,7 +155,8 @@ pub enum TransportError {
         /// Why not, and what can be done instead.
         reason: String,
     },
-    /// The engine thread has ended or cannot be waited for.
+    /// The engine thread or a worker has ended, cannot be launched, or cannot be waited for; or a wait for a client was
+    /// cancelled.
     #[error("engine: {problem}")]
     Engine {
         /// What happened.

@@ -2,8 +2,9 @@
 //!
 //! A quantum computer corrects its errors in a loop: every microsecond a controller measures a syndrome and needs the
 //! answer of a decoder before the next one matters. This crate carries the syndrome there and the correction back: one
-//! RDMA write out, one RDMA write back, or the same over shared memory, with no system call, no lock and no allocation in
-//! between, and never a hang: every wait has a deadline, and a peer that stops, closes or dies is told apart.
+//! RDMA write out, one RDMA write back, or the same over shared memory. In a round this crate makes no system call (but for
+//! giving way where processors are fewer than spinning threads), takes no lock and allocates nothing. Every wait has a
+//! deadline, and a peer that stops, one that closes and one that dies are told apart.
 //!
 //! ```text
 //! application ─ write_data_slot ─▶ ring: frame ─ kick ─▶ data path: one WRITE ═▶ peer's region
@@ -45,6 +46,7 @@
 //! # Features
 //! - `rdma` (default): the data path over libibverbs, which has to be installed. Without it the crate needs no system package,
 //!   and shared memory remains.
+//! - `fabricated`: a place for a software device in this crate's own tests.
 //!
 //! # Waits and their ends
 //!
@@ -56,11 +58,16 @@
 //! | Catalyst wire: coprocessor's `exchange_keys`, for each client that says nothing | 5 s; 1 s while another waits | [`SessionConfig::handshake_timeout`] | [`TransportError::Timeout`] |
 //! | `collect` | 1 s | [`SessionConfig::reply_timeout`] | [`TransportError::Timeout`] |
 //! | `collect`, peer's process gone | at once | | [`TransportError::PeerLost`] |
-//! | `collect`, peer frozen, host or network gone | 5 s | [`SessionConfig::liveness`] | [`TransportError::PeerLost`] |
+//! | `collect`, peer frozen, host or network gone, if its own time is not over before | 5 s | [`SessionConfig::liveness`] | [`TransportError::PeerLost`] |
 //! | RDMA write without acknowledgement | 0.5 s (on hardware up to four times that) | [`SessionConfig::liveness`], when shorter | [`TransportError::Completion`] |
 //! | `stop`, idle or serving | some milliseconds | | |
-//! | `stop`, coprocessor function does not return | 1 s | [`SessionConfig::stop_timeout`] | [`TransportError::Engine`] |
+//! | `stop`, coprocessor function or worker does not return | 1 s each | [`SessionConfig::stop_timeout`] | [`TransportError::Engine`] |
+//! | `close` and drop, beyond their `stop` | some milliseconds; 0.2 s when the device or the peer does not answer | | |
+//! | `write_data_slot`, `kick` and replies: the device does not complete earlier writes | 5 s | [`SessionConfig::liveness`] | [`TransportError::Timeout`] |
 //! | host name look-up | the resolver's own bound | `resolv.conf` | [`TransportError::Timeout`] |
+
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+compile_error!("catalyst-transport works on 64-bit Linux: it rests on memfd, eventfd and rings larger than 4 GiB");
 
 mod config;
 mod data_path;
@@ -82,5 +89,18 @@ pub use {
     session::link::Canceller,
     session::{ChannelDesc, ConnectInfo, LocalKey, MemKind, MemRegion, PeerRef, RemoteKey, TransportSession},
 };
+
+/// The software device of the feature `fabricated`, for tests.
+#[cfg(feature = "fabricated")]
+#[doc(hidden)]
+pub mod fabricated {
+    pub use crate::data_path::verbs::fabricated::{
+        Entry, Gid, Installed, OpenObjects, Placement, Plan, Port, Verb, see,
+    };
+}
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeDoctests;
 
 pub use error::{CompletionFailure, Errno, FunctionFailure, Result, TransportError, VerbsFailure};

@@ -26,7 +26,7 @@ mod wait;
 #[cfg(test)]
 mod test_support;
 
-pub(crate) use catalyst_channel::{CatalystChannel, HangUp, Patience};
+pub(crate) use catalyst_channel::{CatalystChannel, Patience};
 pub(crate) use catalyst_message::{CatalystMessage, PairEnd};
 pub(crate) use channel::{Channel, Liveness};
 pub(crate) use dial::{connect, connect_catalyst};

@@ -15,7 +15,9 @@ use crate::ring::Geometry;
 /// The calls have an order: `connect` → `alloc_memory` → `exchange_keys` → `establish_channel` → (coprocessor) set the
 /// coprocessor function → `start` / `collect` / `stop`. A call out of order is
 /// [`TransportError::OutOfOrder`] and changes nothing. When one of the four steps of the bring-up fails, everything that
-/// they built is undone and the session can `connect` again.
+/// they built is undone and the session can `connect` again. The exception: after `connect`, a step that fails with
+/// [`TransportError::Invalid`] or [`TransportError::Unsupported`] changes nothing and may be repeated with other arguments.
+/// The function may also be set earlier, in any state but while the engine runs.
 ///
 /// The trait is object-safe; the methods of one role alone are inherent to
 /// [`ControllerSession`](crate::ControllerSession) and [`CoprocessorSession`](crate::CoprocessorSession).
@@ -48,6 +50,7 @@ pub trait TransportSession: Send {
     /// wire has no probe: there the first round shows it.)
     ///
     /// # Errors
+    /// [`TransportError::Invalid`] when a region is too small for the channel, or another path is named than the one in use;
     /// [`TransportError::PeerRefused`] or [`TransportError::Protocol`] when the two sides' geometries differ;
     /// [`TransportError::Completion`] or [`TransportError::Timeout`] when the probe does not arrive.
     fn establish_channel(&mut self, desc: &ChannelDesc, local: &MemRegion, peer: &PeerRef) -> Result<()>;
@@ -56,17 +59,20 @@ pub trait TransportSession: Send {
     /// old frame is taken for a new one.
     ///
     /// # Errors
-    /// [`TransportError::Invalid`] when the configured processor may not be used.
+    /// [`TransportError::Invalid`] when the configured processor may not be used; [`TransportError::OutOfOrder`] on a coprocessor
+    /// without a function; on a coprocessor whose engine has ended by itself, the error that ended it.
     fn start(&mut self) -> Result<()>;
 
     /// Waits for a result and scatters it over all the buffers in order; returns the bytes written.
     ///
-    /// On the controller: the reply of the oldest round in flight. On the coprocessor: the reply of the next served round.
+    /// On the controller: the reply of the oldest round in flight. On the coprocessor: a copy of the reply of the next served
+    /// round; up to 64 of them (or the ring's depth, if less) wait to be collected, and further ones are dropped.
     ///
     /// # Errors
     /// [`TransportError::Timeout`] after the configured reply timeout: the round is given up and its late reply will be
-    /// dropped. [`TransportError::ReplyTooLarge`]: the reply is kept. [`TransportError::FunctionFailed`]: this round alone
-    /// failed. Any error that is not [recoverable](TransportError::is_recoverable) ends the session.
+    /// dropped. [`TransportError::PeerStopped`]: the peer has stopped, and the round is given up. [`TransportError::ReplyTooLarge`]:
+    /// the reply is kept. [`TransportError::FunctionFailed`]: this round alone failed. [`TransportError::NothingInFlight`]: no
+    /// round was kicked. Any error that is not [recoverable](TransportError::is_recoverable) ends the session.
     fn collect(&mut self, replies: &mut [&mut [u8]]) -> Result<usize>;
 
     /// Stops the engine and joins it. May be called in any state and any number of times. Rounds in flight are given up.
@@ -76,8 +82,9 @@ pub trait TransportSession: Send {
     /// called again.
     fn stop(&mut self) -> Result<()>;
 
-    /// Round-trip time of the last collected round in nanoseconds, from the moment that the request had left to the
-    /// moment that its reply was seen; 0 before the first round and on the coprocessor.
+    /// Round-trip time of the last collected round in nanoseconds, until the moment that its reply was seen. It begins on
+    /// shared memory when the request stands in the peer's ring, and on verbs just before the request is posted. 0 before the
+    /// first round and on the coprocessor.
     fn last_rtt_ns(&self) -> u64 {
         0
     }
@@ -142,9 +149,9 @@ pub struct MemRegion {
 /// The peer's region as it was told to us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerRef {
-    /// Key that permits writes into it.
+    /// Key that permits writes into it; 0 on shared memory, where the descriptor does.
     pub rkey: RemoteKey,
-    /// Address in the peer's address space.
+    /// Address in the peer's address space; 0 on shared memory.
     pub remote_addr: u64,
     /// Bytes.
     pub size: u64,
@@ -155,7 +162,8 @@ pub struct PeerRef {
 /// Both sides have to describe the same; a difference is an error with both values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChannelDesc {
-    /// The data path by name, `shm` or `verbs`; empty: the one that the session connected over.
+    /// The data path by name: `shm` (or `shared_memory`, `memcpy`) or `verbs` (or `rdma`, `cpu_verbs`). It has to be the one
+    /// that the session connected over; empty stands for that one.
     pub data_path: String,
     /// Slots of each ring: rounds that may be in flight. A power of two up to 65,536.
     pub depth: u32,

@@ -78,7 +78,7 @@ const VERBS: Way = Way {
 #[test]
 fn a_hundred_thousand_rounds_of_sixteen_bytes() {
     let Some(_) = device_or_skip("a_hundred_thousand_rounds_of_sixteen_bytes") else { return };
-    println!("{}", VERBS.rounds(100_000, 16, &[]));
+    println!("figure: {}", VERBS.rounds(100_000, 16, &[]));
 }
 
 /// 2,000 rounds of every size, and 100 of the largest: a megabyte takes a tenth of a second on an emulated device.
@@ -88,7 +88,7 @@ fn two_thousand_rounds_of_every_size() {
     for (size, count) in
         [(0, 2000), (1, 2000), (63, 2000), (64, 2000), (1000, 2000), (4096, 2000), (65_536, 2000), (1 << 20, 100)]
     {
-        println!("{}", VERBS.rounds(count, size, &["--timeout-ms", "20000"]));
+        println!("figure: {}", VERBS.rounds(count, size, &["--timeout-ms", "20000"]));
     }
 }
 
@@ -96,7 +96,7 @@ fn two_thousand_rounds_of_every_size() {
 fn many_rounds_in_flight() {
     let Some(_) = device_or_skip("many_rounds_in_flight") else { return };
     for depth in ["4", "64", "256"] {
-        println!("{}", VERBS.rounds(3000, 40, &["--depth", depth, "--timeout-ms", "10000"]));
+        println!("figure: {}", VERBS.rounds(3000, 40, &["--depth", depth, "--timeout-ms", "10000"]));
     }
 }
 

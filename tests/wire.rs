@@ -60,7 +60,7 @@ impl Drop for Netem {
 fn rounds_cross_the_wire() {
     let Some(_) = device_or_skip("rounds_cross_the_wire") else { return };
     for (size, count) in [(16, 3000), (1000, 500), (4096, 300), (65_536, 20)] {
-        println!("{}", WIRE.rounds(count, size, &[]));
+        println!("figure: {}", WIRE.rounds(count, size, &[]));
     }
 }
 
@@ -71,7 +71,7 @@ fn a_lossy_wire_loses_no_round() {
     let _netem = Netem::set(&["loss", "1%"]);
     let report = WIRE.rounds(5000, 16, &[]);
     let dropped = Netem::dropped();
-    println!("{dropped} packets were dropped: {report}");
+    println!("figure: {dropped} packets were dropped: {report}");
     assert!(dropped > 20, "the wire dropped {dropped} packets only");
 }
 

@@ -63,7 +63,8 @@ impl Latency {
         if self.0.is_empty() {
             return "no samples\n".into();
         }
-        let first = self.0.min().max(1);
+        // A few samples far below the others would push all of these into the last row.
+        let first = self.0.value_at_quantile(0.001).max(1);
         let mut rows = [0_u64; ROWS];
         for value in self.0.iter_recorded() {
             let row = (value.value_iterated_to() as f64 / first as f64).max(1.0).log(1.5) as usize;

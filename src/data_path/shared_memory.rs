@@ -14,10 +14,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use memmap2::MmapOptions;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
+
+use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::error::{Result, TransportError};
 use crate::oob::{Endpoint, Role};
@@ -33,6 +36,8 @@ pub(crate) struct SharedMemory {
     /// The meeting, over which the regions are handed.
     stream: Option<UnixStream>,
     own: Option<OwnRegion>,
+    /// The peer's region as it was handed over, until the channel says how much of it is needed.
+    peer_file: Option<OwnedFd>,
     peer: Option<SharedBytes>,
     outgoing: Geometry,
 }
@@ -52,12 +57,21 @@ impl SharedMemory {
             Role::Coprocessor => {
                 endpoint.rendezvous = random()?;
                 endpoint.token = random()?;
-                let listener = UnixListener::bind_addr(&socket_address(&endpoint)?)
+                let listener = SocketAddr::from_abstract_name(socket_name(&endpoint))
+                    .and_then(|address| UnixListener::bind_addr(&address))
                     .map_err(|error| TransportError::system("bind", "the Unix socket of the meeting", error))?;
                 Some(listener)
             }
         };
-        Ok(Self { endpoint, listener, stream: None, own: None, peer: None, outgoing: Geometry::new(1, 0) })
+        Ok(Self {
+            endpoint,
+            listener,
+            stream: None,
+            own: None,
+            peer_file: None,
+            peer: None,
+            outgoing: Geometry::new(1, 0),
+        })
     }
 
     pub(crate) fn endpoint(&self) -> Endpoint {
@@ -101,7 +115,7 @@ impl SharedMemory {
         // Without reserved pages the first touch could end in SIGBUS.
         rustix::io::retry_on_intr(|| rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes as u64))
             .map_err(|error| failed("fallocate", error))?;
-        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)
             .map_err(|error| failed("fcntl(F_ADD_SEALS)", error))?;
         let bytes = map(&file, bytes)?;
         let rkey = RemoteKey(u32::from_le_bytes(random()?));
@@ -126,31 +140,53 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Takes the peer's descriptor, checks that its size is what the peer said and can no longer change, and maps it.
+    /// Takes the peer's descriptor and checks that it is what it should be: memory whose size is what the peer said and can
+    /// no longer change.
     pub(crate) fn attach(&mut self, peer: &PeerRef, deadline: Instant) -> Result<()> {
         let Some(stream) = &self.stream else { unreachable!("the lifecycle allows attach only after bring_up") };
         let file = receive_descriptor(stream, deadline)?;
-        let refuse = |problem: String| TransportError::Protocol {
-            stage: "exchange_keys",
-            peer: "the peer process".into(),
-            problem: format!("its shared memory {problem}"),
+        match check_region(&file, peer.size) {
+            Ok(()) => {
+                self.peer_file = Some(file);
+                Ok(())
+            }
+            Err(problem) => {
+                discard(file);
+                Err(TransportError::Protocol {
+                    stage: "exchange_keys",
+                    peer: "the peer process".into(),
+                    problem: format!("its shared memory {problem}"),
+                })
+            }
+        }
+    }
+
+    /// Maps as much of the peer's region as the channel needs, whatever size the peer made it. Frames are composed in it.
+    pub(crate) fn establish(&mut self, outgoing: Geometry) -> Result<()> {
+        let Some(file) = self.peer_file.take() else {
+            unreachable!("the lifecycle allows establish only after attach")
         };
-        let seals = rustix::fs::fcntl_get_seals(&file)
-            .map_err(|error| refuse(format!("is not an anonymous file (F_GET_SEALS: {error})")))?;
-        if !seals.contains(SealFlags::SHRINK) {
-            return Err(refuse("is not sealed against shrinking".into()));
-        }
-        let size = rustix::fs::fstat(&file).map_err(|error| refuse(format!("cannot be measured ({error})")))?.st_size;
-        if u64::try_from(size) != Ok(peer.size) {
-            return Err(refuse(format!("has {size} bytes where {} were announced", peer.size)));
-        }
-        self.peer = Some(map(&file, peer.size as usize)?);
+        let bytes = outgoing.region_bytes();
+        let failed = |error: std::io::Error| {
+            TransportError::system("mmap", format!("{bytes} bytes of the peer's shared memory"), error)
+                .with_remedy("free some memory, or use a smaller depth or capacity")
+        };
+        let mapping = MmapOptions::new().len(bytes).map_raw(&file).map_err(failed)?;
+        // Both sides have mapped it by now. From here on nobody can take its pages away; and when all are there, no store
+        // of ours can meet a page that is not.
+        keep_pages(&file)?;
+        let peer = SharedBytes::new(Arc::new(mapping));
+        peer.populate().map_err(failed)?;
+        self.peer = Some(peer);
+        self.outgoing = outgoing;
         Ok(())
     }
 
-    /// Frames are composed in the peer's region itself: nothing to prepare.
-    pub(crate) fn establish(&mut self, outgoing: Geometry) -> Result<()> {
-        self.outgoing = outgoing;
+    /// Makes sure that the own region's pages stay, once the peer has mapped it too.
+    pub(crate) fn settle(&mut self) -> Result<()> {
+        let Some(own) = &self.own else { unreachable!("the lifecycle allows settle only after allocate") };
+        keep_pages(&own.file)?;
+        own.bytes.populate().map_err(|error| TransportError::system("madvise", "the own shared memory", error))?;
         // The meeting has served its purpose.
         self.stream = None;
         Ok(())
@@ -184,45 +220,147 @@ fn map(file: &OwnedFd, bytes: usize) -> Result<SharedBytes> {
     Ok(SharedBytes::new(Arc::new(mapping)))
 }
 
+/// Whether a descriptor from the peer is a sealed anonymous file of this size, on ordinary memory: one of huge pages could
+/// run out of them at any access.
+fn check_region(file: &OwnedFd, announced: u64) -> Result<(), String> {
+    const TMPFS_MAGIC: u64 = 0x0102_1994;
+    let seals = rustix::fs::fcntl_get_seals(file)
+        .map_err(|error| format!("is not an anonymous file (F_GET_SEALS: {error})"))?;
+    if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+        return Err("is not sealed against a change of its size".into());
+    }
+    let system = rustix::fs::fstatfs(file).map_err(|error| format!("is on no known file system ({error})"))?;
+    if system.f_type as u64 != TMPFS_MAGIC {
+        return Err("is not on ordinary memory pages".into());
+    }
+    let size = rustix::fs::fstat(file).map_err(|error| format!("cannot be measured ({error})"))?.st_size;
+    if u64::try_from(size) != Ok(announced) {
+        return Err(format!("has {size} bytes where {announced} were announced"));
+    }
+    Ok(())
+}
+
+/// Seals a region against further writable mappings, which also ends the punching of holes; existing mappings go on.
+fn keep_pages(file: &OwnedFd) -> Result<()> {
+    match rustix::fs::fcntl_add_seals(file, SealFlags::FUTURE_WRITE | SealFlags::SEAL) {
+        Ok(()) => Ok(()),
+        // The other side was first.
+        Err(_) if rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::FUTURE_WRITE)) => {
+            Ok(())
+        }
+        Err(error) => Err(TransportError::system("fcntl(F_ADD_SEALS)", "shared memory", error)
+            .with_remedy("Linux 5.1 or later is needed")),
+    }
+}
+
+/// Closes something that came from a stranger. Closing may block for as long as the stranger chose (a socket that lingers),
+/// so it is done where nobody waits.
+fn discard(what: impl Send + 'static) {
+    let closing = std::thread::Builder::new().name("catalyst-discard".into()).stack_size(64 * 1024);
+    if let Err(error) = closing.spawn(move || drop(what)) {
+        tracing::debug!(%error, "a stranger's descriptor was closed in place");
+    }
+}
+
 fn meet_as_controller(peer: &Endpoint, deadline: Instant) -> Result<UnixStream> {
     let failed = |call, error: std::io::Error| {
+        if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) {
+            return TransportError::Timeout {
+                stage: "connect: meeting the coprocessor at its Unix socket",
+                waited: Duration::ZERO,
+                hint: "the coprocessor does not accept".into(),
+            };
+        }
         TransportError::system(call, "the Unix socket of the meeting", error)
             .with_remedy("both processes have to be in one network namespace, and the coprocessor still running")
     };
-    let mut stream = UnixStream::connect_addr(&socket_address(peer)?).map_err(|error| failed("connect", error))?;
-    stream.set_write_timeout(Some(remaining(deadline))).map_err(|error| failed("setsockopt", error))?;
+    // The standard library's connect knows no deadline; the kernel applies the write timeout to it.
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(|error| failed("socket", error))?;
+    socket.set_write_timeout(Some(remaining(deadline))).map_err(|error| failed("setsockopt", error))?;
+    let address = SockAddr::unix(format!("\0{}", socket_name(peer))).map_err(|error| failed("connect", error))?;
+    socket.connect(&address).map_err(|error| failed("connect", error))?;
+    let mut stream = UnixStream::from(OwnedFd::from(socket));
     stream.write_all(&peer.token).map_err(|error| failed("write", error))?;
     Ok(stream)
 }
 
-/// Waits for the controller. Strangers, who cannot know the token, are turned away.
+/// A client at the meeting that has not shown the whole token yet.
+struct Visitor {
+    stream: UnixStream,
+    shown: Vec<u8>,
+}
+
+/// Waits for the controller among whoever comes. Strangers, who cannot know the token, are turned away, and delay nobody.
 fn meet_as_coprocessor(listener: &UnixListener, endpoint: &Endpoint, deadline: Instant) -> Result<UnixStream> {
-    let stage = "connect: waiting for the controller at the Unix socket of the meeting";
+    const STAGE: &str = "connect: waiting for the controller at the Unix socket of the meeting";
+    /// Beyond so many the one who has waited longest goes.
+    const MOST_VISITORS: usize = 64;
+    let system = |call| move |error: std::io::Error| TransportError::system(call, STAGE, error);
+    listener.set_nonblocking(true).map_err(system("fcntl"))?;
+    let began = Instant::now();
+    let mut visitors: Vec<Visitor> = Vec::new();
     loop {
-        wait_readable(listener, deadline, stage)?;
-        let (mut stream, _) = listener.accept().map_err(|error| TransportError::system("accept", stage, error))?;
-        let patience = remaining(deadline).min(Duration::from_secs(1));
-        let mut shown = [0; 16];
-        let read = stream.set_read_timeout(Some(patience)).and_then(|()| stream.read_exact(&mut shown));
-        match read {
-            Ok(()) if endpoint.token_is(&shown) => return Ok(stream),
-            Ok(()) => tracing::debug!("a stranger came to the meeting with a wrong token"),
-            Err(error) => tracing::debug!(%error, "a stranger came to the meeting"),
+        let mut waits = vec![PollFd::new(listener, PollFlags::IN)];
+        waits.extend(visitors.iter().map(|visitor| PollFd::new(&visitor.stream, PollFlags::IN)));
+        wait(&mut waits, began, deadline, STAGE)?;
+        let readable: Vec<bool> = waits.iter().map(|wait| !wait.revents().is_empty()).collect();
+        drop(waits);
+        for index in (0..visitors.len()).filter(|index| readable[index + 1]).rev() {
+            let visitor = &mut visitors[index];
+            let mut bytes = [0; 16];
+            let room = endpoint.token.len() - visitor.shown.len();
+            match visitor.stream.read(&mut bytes[..room]) {
+                Ok(count @ 1..) => {
+                    visitor.shown.extend_from_slice(&bytes[..count]);
+                    if visitor.shown.len() < endpoint.token.len() {
+                        continue;
+                    }
+                    let right = visitor.shown.as_slice().try_into().is_ok_and(|shown| endpoint.token_is(shown));
+                    let visitor = visitors.swap_remove(index);
+                    if right {
+                        visitor.stream.set_nonblocking(false).map_err(system("fcntl"))?;
+                        visitors.into_iter().for_each(discard);
+                        return Ok(visitor.stream);
+                    }
+                    tracing::debug!("a stranger came to the meeting with a wrong token");
+                    discard(visitor);
+                }
+                Err(error)
+                    if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted) => {}
+                Ok(_) | Err(_) => discard(visitors.swap_remove(index)),
+            }
+        }
+        if readable[0]
+            && let Ok((stream, _)) = listener.accept()
+            && stream.set_nonblocking(true).is_ok()
+        {
+            if visitors.len() == MOST_VISITORS {
+                discard(visitors.remove(0));
+            }
+            visitors.push(Visitor { stream, shown: Vec::new() });
         }
     }
 }
 
 fn receive_descriptor(stream: &UnixStream, deadline: Instant) -> Result<OwnedFd> {
-    let stage = "exchange_keys: waiting for the peer's shared memory";
-    wait_readable(stream, deadline, stage)?;
+    const STAGE: &str = "exchange_keys: waiting for the peer's shared memory";
+    let began = Instant::now();
     let mut byte = [0];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received =
-        rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)
-            .map_err(|error| TransportError::system("recvmsg", "the descriptor of the region", error))?;
+    let received = loop {
+        wait(&mut [PollFd::new(stream, PollFlags::IN)], began, deadline, STAGE)?;
+        // An out-of-band byte makes the socket readable with nothing to read: never block on it.
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        match rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, flags) {
+            Ok(received) => break received,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::AGAIN) => std::thread::sleep(Duration::from_millis(1)),
+            Err(error) => return Err(TransportError::system("recvmsg", "the descriptor of the region", error)),
+        }
+    };
     if received.bytes == 0 {
-        return Err(TransportError::PeerLost { stage, cause: "it closed the meeting".into() });
+        return Err(TransportError::PeerLost { stage: STAGE, cause: "it closed the meeting".into() });
     }
     control
         .drain()
@@ -231,28 +369,28 @@ fn receive_descriptor(stream: &UnixStream, deadline: Instant) -> Result<OwnedFd>
             _ => None,
         })
         .ok_or_else(|| TransportError::Protocol {
-            stage,
+            stage: STAGE,
             peer: "the peer process".into(),
             problem: "it sent no descriptor".into(),
         })
 }
 
-fn wait_readable(socket: impl std::os::fd::AsFd, deadline: Instant, stage: &'static str) -> Result<()> {
-    use rustix::event::{PollFd, PollFlags, Timespec};
-    let began = Instant::now();
+/// Waits until one of the descriptors is ready, or the deadline has come.
+fn wait(waits: &mut [PollFd<'_>], began: Instant, deadline: Instant, stage: &'static str) -> Result<()> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let timeout = Timespec::try_from(left).expect("timeouts are at most a day");
-        match rustix::event::poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&timeout)) {
-            Ok(0) => {
+        match rustix::event::poll(waits, Some(&timeout)) {
+            // Whoever keeps a descriptor ready does not move the deadline.
+            Ok(ready) if ready > 0 && !left.is_zero() => return Ok(()),
+            Ok(_) if left.is_zero() => {
                 return Err(TransportError::Timeout {
                     stage,
                     waited: began.elapsed(),
                     hint: "the peer process is stopped, or in another network namespace".into(),
                 });
             }
-            Ok(_) => return Ok(()),
-            Err(rustix::io::Errno::INTR) => {}
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(TransportError::system("poll", stage, error)),
         }
     }
@@ -263,10 +401,10 @@ fn remaining(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
 }
 
-fn socket_address(endpoint: &Endpoint) -> Result<SocketAddr> {
+/// Name of the meeting's abstract Unix socket.
+fn socket_name(endpoint: &Endpoint) -> String {
     let name: String = endpoint.rendezvous.iter().map(|byte| format!("{byte:02x}")).collect();
-    SocketAddr::from_abstract_name(format!("catalyst-transport-{name}"))
-        .map_err(|error| TransportError::system("bind", "an abstract Unix socket name", error))
+    format!("catalyst-transport-{name}")
 }
 
 /// What tells one host, and one boot of it, from another: the kernel's boot id.

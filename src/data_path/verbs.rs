@@ -11,7 +11,7 @@ pub(crate) mod memory;
 pub(crate) mod queue_pair;
 
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ use device::{Context, Route};
 use memory::{ProtectionDomain, Region};
 use queue_pair::{QueuePair, Retry, Write};
 
-use crate::config::{SessionConfig, Wire};
+use crate::config::{DmaBuf, SessionConfig, Wire};
 use crate::error::{Result, TransportError};
 use crate::oob::Endpoint;
 use crate::ring::{Check, Geometry, SharedBytes};
@@ -52,7 +52,7 @@ pub(crate) struct Verbs {
     psn: u32,
     /// Bound on every wait for completions.
     bound: Duration,
-    dma_buf: Option<i32>,
+    dma_buf: Option<DmaBuf>,
     remote: PeerRef,
     /// Work requests posted.
     posted: u64,
@@ -85,16 +85,14 @@ impl Outgoing {
 
 impl Verbs {
     /// Opens the device and makes a queue pair in INIT.
-    pub(crate) fn open(config: &SessionConfig, local: IpAddr) -> Result<Self> {
+    pub(crate) fn open(config: &SessionConfig, depth: u32, local: IpAddr) -> Result<Self> {
         #[cfg(feature = "fabricated")]
         let table = if config.fabricated { fabricated::table() } else { &ffi::SYSTEM };
         #[cfg(not(feature = "fabricated"))]
         let table = &ffi::SYSTEM;
         let (context, route) = device::choose(table, config.device.as_deref(), config.port, config.gid_index, local)?;
         let domain = ProtectionDomain::allocate(&context)?;
-        // A Catalyst peer may fill the ring, however few rounds this side wants in flight.
-        let slots = config.channel.rings(config.wire).0.slots();
-        let depth = (slots * 2).clamp(LEAST_SEND_DEPTH, MOST_SEND_DEPTH);
+        let depth = depth.saturating_mul(2).clamp(LEAST_SEND_DEPTH, MOST_SEND_DEPTH);
         // More than can be outstanding, for the markers that closing posts.
         let completions = CompletionQueue::create(&context, depth + 2)?;
         let mut queue_pair = QueuePair::create(&domain, &completions, depth, INLINE_BYTES)?;
@@ -120,7 +118,7 @@ impl Verbs {
             route,
             psn,
             bound: config.liveness,
-            dma_buf: config.dma_buf,
+            dma_buf: config.dma_buf.clone(),
             remote: PeerRef { rkey: Default::default(), remote_addr: 0, size: 0 },
             posted: 0,
             completed: 0,
@@ -170,9 +168,9 @@ impl Verbs {
 
     pub(crate) fn allocate(&mut self, bytes: usize, kind: MemKind) -> Result<MemRegion> {
         super::check_region_size(bytes)?;
-        let region = match (kind, self.dma_buf) {
+        let region = match (kind, &self.dma_buf) {
             (MemKind::CpuRam, _) => Region::allocate(&self.domain, bytes, true)?,
-            (_, Some(descriptor)) => Region::from_dma_buf(&self.domain, descriptor, bytes, kind)?,
+            (_, Some(descriptor)) => Region::from_dma_buf(&self.domain, descriptor.0.as_fd(), bytes, kind)?,
             (_, None) => {
                 return Err(TransportError::invalid(
                     format!("{kind:?} memory"),
@@ -226,7 +224,7 @@ impl Verbs {
     #[inline]
     pub(crate) fn slot(&mut self, sequence: u32) -> Result<(&SharedBytes, usize)> {
         if self.posted - self.completed >= self.window {
-            self.make_room()?;
+            self.make_room(Instant::now() + self.bound)?;
         }
         let Some(outgoing) = &self.outgoing else { unreachable!("the lifecycle sends only after establish") };
         Ok((outgoing.region.bytes(), outgoing.slot_end(sequence)))
@@ -268,14 +266,26 @@ impl Verbs {
             }
         }
         if errno != 0 {
-            return Err(self.domain.context.error(
-                "ibv_post_send",
-                errno,
-                format!("writing {bytes} bytes to {}", self.peer),
-            ));
+            return Err(self.post_failed(errno, bytes));
         }
         self.posted += 1;
         Ok(())
+    }
+
+    #[cold]
+    fn post_failed(&self, errno: i32, bytes: usize) -> TransportError {
+        let mut error =
+            self.domain.context.error("ibv_post_send", errno, format!("writing {bytes} bytes to {}", self.peer));
+        // Of this verb ENOMEM does not speak of memory.
+        if let TransportError::Verbs(failure) = &mut error
+            && errno == libc::ENOMEM
+        {
+            failure.remedy = format!(
+                "the send queue has been full for {:?}: the device does not complete earlier writes",
+                self.bound
+            );
+        }
+        error
     }
 
     /// Takes what has completed.
@@ -284,10 +294,22 @@ impl Verbs {
     /// The first completion that failed, with its likely cause.
     #[inline]
     pub(crate) fn progress(&mut self) -> Result<()> {
-        while let Some(completed) = self.completions.poll()? {
+        // No more than can be outstanding: a device that reports without end must not hold us.
+        for _ in 0..=self.window {
+            let Some(completed) = self.completions.poll()? else { break };
             if completed.status != 0 {
                 let stage = if self.probed || self.receiving.is_some() { "round" } else { "establish_channel: probe" };
                 return Err(completion::failure(completed, stage, self.probed, self.place()));
+            }
+            if !(self.completed..self.posted).contains(&completed.id) {
+                return Err(TransportError::Device {
+                    problem: format!(
+                        "a completion came for work request {}, which is not outstanding, on {}",
+                        completed.id,
+                        self.place()
+                    ),
+                    remedy: "the device or its driver is faulty: connect again".into(),
+                });
             }
             self.probed = true;
             self.completed = completed.id + 1;
@@ -304,7 +326,7 @@ impl Verbs {
             return self.linger(deadline);
         }
         if self.posted - self.completed >= self.window {
-            self.make_room()?;
+            self.make_room(deadline)?;
         }
         self.post(0, 0, self.remote.remote_addr, true)?;
         while self.completed < self.posted {
@@ -323,8 +345,8 @@ impl Verbs {
 
     /// Waits until a further request may be posted.
     #[cold]
-    fn make_room(&mut self) -> Result<()> {
-        let deadline = Instant::now() + self.bound;
+    fn make_room(&mut self, deadline: Instant) -> Result<()> {
+        let began = Instant::now();
         loop {
             self.progress()?;
             if self.posted - self.completed < self.window {
@@ -333,7 +355,7 @@ impl Verbs {
             if Instant::now() >= deadline {
                 return Err(TransportError::Timeout {
                     stage: "sending: waiting for the completion of earlier writes",
-                    waited: self.bound,
+                    waited: began.elapsed(),
                     hint: format!(
                         "the device has not completed {} writes on {}",
                         self.posted - self.completed,
@@ -390,7 +412,7 @@ impl Drop for Verbs {
         while markers > 0 {
             match self.completions.poll() {
                 Ok(Some(completed)) if completed.id == marker => markers -= 1,
-                Ok(Some(_)) => {}
+                Ok(Some(_)) if Instant::now() < deadline => {}
                 Ok(None) if Instant::now() < deadline => std::hint::spin_loop(),
                 _ => return,
             }
@@ -415,7 +437,10 @@ impl DeviceEvents {
     /// Takes one event; gives an error when it ends the session.
     pub(crate) fn take(&self) -> Option<TransportError> {
         use ffi::event;
-        let (number, element) = self.context.take_event()?;
+        let (number, element) = match self.context.take_event() {
+            Ok(event) => event?,
+            Err(error) => return Some(error),
+        };
         // The port's number is the first integer of the union.
         let port = element as usize as u8;
         let fatal = match number {

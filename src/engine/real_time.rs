@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::Write;
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::spin::allowed_processors;
 use crate::config::SessionConfig;
@@ -16,7 +16,8 @@ pub enum Outcome {
     /// It was not asked for.
     #[default]
     NotAsked,
-    /// It holds while the engine runs.
+    /// It holds while the engine runs. (On the controller, which has no engine thread, processor, priority and locked memory
+    /// stay as they are after `stop`.)
     Granted,
     /// It was refused; the engine runs without it. The text says why and what would help.
     Refused(String),
@@ -63,33 +64,46 @@ impl From<&SessionConfig> for Settings {
     }
 }
 
-/// Refuses a processor that the thread could not run on.
+/// Refuses a processor that the thread could not run on. The kernel decides, not the affinity of the calling thread, which
+/// may have been pinned elsewhere itself.
 ///
 /// # Errors
-/// [`TransportError::Invalid`] with the processors that are allowed.
+/// [`TransportError::Invalid`] with the processors that there are.
 pub(crate) fn check(config: &SessionConfig) -> Result<()> {
     let Some(cpu) = config.cpu else { return Ok(()) };
-    let allowed =
-        sched_getaffinity(None).map_err(|errno| TransportError::system("sched_getaffinity", "this thread", errno))?;
-    if cpu < CpuSet::MAX_CPU && allowed.is_set(cpu) {
-        return Ok(());
+    let refused = |why: String| {
+        let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+        TransportError::invalid(
+            "cpu",
+            format!("processor {cpu} does not exist or may not be used ({why}); the machine has {}", online.trim()),
+        )
+    };
+    if cpu >= CpuSet::MAX_CPU {
+        return Err(refused(format!("numbers end at {}", CpuSet::MAX_CPU - 1)));
     }
-    let list: Vec<_> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).map(|cpu| cpu.to_string()).collect();
-    Err(TransportError::invalid(
-        "cpu",
-        format!("processor {cpu} does not exist or may not be used; allowed are {}", list.join(", ")),
-    ))
+    // Tried in a thread of its own, so that the caller stays where it is.
+    let tried = std::thread::scope(|scope| scope.spawn(|| pin(cpu)).join());
+    match tried {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(errno)) => Err(refused(errno.to_string())),
+        Err(_) => Err(refused("trying it panicked".into())),
+    }
+}
+
+fn pin(cpu: usize) -> rustix::io::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set)
 }
 
 impl Settings {
     /// Applies the settings to the calling thread.
     pub(crate) fn apply(self) -> Granted {
+        // Asked before the pinning below leaves only one.
         let processors = allowed_processors();
         let mut report = RealTimeReport::default();
         if let Some(cpu) = self.cpu {
-            let mut set = CpuSet::new();
-            set.set(cpu);
-            report.cpu = outcome(sched_setaffinity(None, &set), "it has been taken from this process");
+            report.cpu = outcome(pin(cpu), "it has been taken from this process");
         }
         if let Some(priority) = self.real_time {
             report.real_time = if processors == 1 {

@@ -9,7 +9,6 @@ use super::spin::{BURST, Spinner};
 use super::worker::{HandOffReader, Launcher};
 use crate::data_path::DataPath;
 use crate::error::{FunctionFailure, Result, TransportError};
-use crate::oob::HangUp;
 use crate::ring::{Check, FrameReader, FrameWriter, Geometry, Polled, SharedBytes, Trailer};
 use crate::session::function::{Functions, Request};
 
@@ -38,8 +37,6 @@ pub(crate) struct Loop {
     served: Served,
     /// How long a frame may stay unverified.
     patience: Duration,
-    /// On the Catalyst wire, the only way to tell the peer that no more replies will come.
-    hang_up: Option<HangUp>,
 }
 
 /// Where replies come from.
@@ -105,12 +102,11 @@ pub(crate) struct Parts {
     pub(crate) served: Served,
     pub(crate) patience: Duration,
     pub(crate) reply_capacity: usize,
-    pub(crate) hang_up: Option<HangUp>,
 }
 
 impl Loop {
     pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { path, peer, reader, writer, source, served, patience, reply_capacity, hang_up } = parts;
+        let Parts { path, peer, reader, writer, source, served, patience, reply_capacity } = parts;
         let request = vec![0; reader.geometry().capacity];
         Self {
             path,
@@ -124,7 +120,6 @@ impl Loop {
             writer,
             served,
             patience,
-            hang_up,
         }
     }
 
@@ -154,12 +149,18 @@ impl Loop {
     /// What the launcher says.
     pub(crate) fn launch(&mut self) -> Result<()> {
         let Source::Worker { launcher, hand_off } = &mut self.source else { return Ok(()) };
+        // Before the worker runs: the flag of an earlier stop would end it at once.
+        self.shared.rearm();
         let next = self.writer.sequence();
         self.reader.rewind(next);
-        // The worker may run before the engine does, and must not see the flag of the last stop.
-        self.shared.stop.store(false, std::sync::atomic::Ordering::Relaxed);
-        let (rings, reader) =
-            super::worker::rings(&self.reader, self.reply_capacity, next, self.shared.clone(), self.peer.clone())?;
+        let (rings, reader) = super::worker::rings(
+            &self.reader,
+            self.reply_capacity,
+            next,
+            self.patience,
+            self.shared.clone(),
+            self.peer.clone(),
+        )?;
         launcher.launch(rings)?;
         *hand_off = Some(reader);
         Ok(())
@@ -202,46 +203,44 @@ impl Loop {
                 }
                 std::hint::spin_loop();
             }
-            match turn {
-                Turn::Served => unverified = None,
-                Turn::Unverified => {
-                    let since = *unverified.get_or_insert_with(Instant::now);
-                    if since.elapsed() > self.patience {
-                        return Err(self.corrupt());
-                    }
-                }
-                Turn::Idle => {}
-            }
             if self.shared.stopping() {
                 self.flush();
                 return Ok(());
             }
-            // What has arrived is served even when the peer has gone since.
-            if turn == Turn::Idle && self.peer.phase() >= Phase::Closed {
-                return Err(self.peer.obstacle("serving").expect("an ended peer is an obstacle"));
-            }
-            if turn != Turn::Served {
-                spinner.rest();
-                bursts = bursts.wrapping_add(1);
-                if bursts.is_multiple_of(PROGRESS_EVERY) {
-                    self.path.progress()?;
-                    self.check_worker()?;
+            match turn {
+                Turn::Served => {
+                    unverified = None;
+                    bursts = 0;
+                    continue;
                 }
+                Turn::Unverified => {
+                    let since = *unverified.get_or_insert_with(Instant::now);
+                    if since.elapsed() > self.patience {
+                        return Err(damaged(self.reader.expected(), self.patience));
+                    }
+                }
+                // What has arrived is served even when the peer has gone since.
+                Turn::Idle if self.peer.phase() >= Phase::Closed => {
+                    return Err(self.peer.obstacle("serving").expect("an ended peer is an obstacle"));
+                }
+                Turn::Idle => {}
             }
-        }
-    }
-
-    /// Lets the peer know that nothing more will come, where the wire has a way.
-    pub(crate) fn hang_up(&self) {
-        if let Some(hang_up) = &self.hang_up {
-            hang_up.now();
+            bursts = bursts.saturating_add(1);
+            spinner.rest(bursts);
+            if bursts.is_multiple_of(PROGRESS_EVERY) || bursts == u32::MAX {
+                self.path.progress()?;
+                self.check_worker()?;
+            }
         }
     }
 
     /// Notices a worker that has ended by itself.
     fn check_worker(&self) -> Result<()> {
         match &self.source {
-            Source::Worker { hand_off: Some(hand_off), .. } if hand_off.released() && !self.shared.stopping() => {
+            // It also ends, rightly, when the engine is stopped or the peer is gone.
+            Source::Worker { hand_off: Some(hand_off), .. }
+                if hand_off.released() && !self.shared.stopping() && self.peer.phase() < Phase::Closed =>
+            {
                 Err(TransportError::Engine { problem: "the worker has ended although it was not stopped".into() })
             }
             _ => Ok(()),
@@ -316,19 +315,6 @@ impl Loop {
             problem: format!("{failure}; the Catalyst wire has no word for a failed round, so the session has ended"),
         }
     }
-
-    #[cold]
-    fn corrupt(&self) -> TransportError {
-        TransportError::Protocol {
-            stage: "serving",
-            peer: "the controller".into(),
-            problem: format!(
-                "request {} was announced {:?} ago and its check never matched: it is damaged, or a stranger's",
-                self.reader.expected(),
-                self.patience
-            ),
-        }
-    }
 }
 
 /// What one look found.
@@ -337,6 +323,18 @@ enum Turn {
     Idle,
     Unverified,
     Served,
+}
+
+/// The error of a request that is there and never passes its check.
+#[cold]
+pub(crate) fn damaged(sequence: u32, patience: Duration) -> TransportError {
+    TransportError::Protocol {
+        stage: "serving",
+        peer: "the controller".into(),
+        problem: format!(
+            "request {sequence} was announced {patience:?} ago and its check never matched: it is damaged, or a stranger's"
+        ),
+    }
 }
 
 /// The error of a frame that claims more payload than the ring carries.
@@ -356,7 +354,7 @@ pub(crate) fn too_long(trailer: &Trailer, geometry: Geometry) -> TransportError 
 #[cold]
 pub(crate) fn function_failed(trailer: &Trailer, text: &[u8]) -> TransportError {
     // The text is the peer's and goes into logs.
-    let message = String::from_utf8_lossy(text).chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let message = crate::oob::message::printable(text);
     TransportError::FunctionFailed {
         sequence: trailer.sequence,
         decoder_id: trailer.decoder_id,

@@ -8,7 +8,12 @@ static SPINNERS: AtomicUsize = AtomicUsize::new(0);
 /// Looks at memory between two looks at everything else.
 pub(crate) const BURST: u32 = 64;
 
-/// A registered spinner. Where there are fewer processors than spinners, it gives way after each burst.
+/// Bursts in vain before a spinner gives way: some tens of microseconds, longer than a round takes where both sides have a
+/// processor of their own.
+const BURSTS_BEFORE_REST: u32 = 32;
+
+/// A registered spinner. Where there are fewer processors than spinners, it gives way to the others when it has waited for a
+/// while.
 #[derive(Debug)]
 pub(crate) struct Spinner {
     processors: usize,
@@ -21,11 +26,11 @@ impl Spinner {
         Self { processors: allowed_processors() }
     }
 
-    /// To be called after each burst of looks.
+    /// To be called after each burst of looks, with the number of bursts since the last success.
     #[inline]
-    pub(crate) fn rest(&self) {
+    pub(crate) fn rest(&self, bursts: u32) {
         // With one processor the peer's spinner, in whatever process, needs this one.
-        if self.processors == 1 || SPINNERS.load(Ordering::Relaxed) > self.processors {
+        if bursts > BURSTS_BEFORE_REST && (self.processors == 1 || SPINNERS.load(Ordering::Relaxed) > self.processors) {
             rustix::thread::sched_yield();
         }
     }

@@ -2,7 +2,7 @@
 //! then tells those who spin.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,11 @@ use crate::oob::{CatalystChannel, Channel, Message};
 const SEND_BOUND: Duration = Duration::from_millis(20);
 /// How long a goodbye waits for the peer to hang up too.
 const CLOSE_BOUND: Duration = Duration::from_millis(5);
+/// Messages taken in one go.
+const MOST_HEARD: u32 = 64;
+/// Messages between two signs of life beyond which the peer is taken for broken: starting and stopping all the time takes
+/// a tenth of it.
+const MOST_CHATTER: u32 = 50_000;
 /// Where errors come from.
 const STAGE: &str = "watching the peer";
 
@@ -62,7 +67,7 @@ impl Watcher {
             .name("catalyst-watcher".into())
             .stack_size(256 * 1024)
             .spawn(move || {
-                let watch = Watch { line: thread_line, peer, events, liveness };
+                let watch = Watch { line: thread_line, peer, events, liveness, chatter: 0 };
                 watch.run(&socket, &thread_wake);
             })
             .map_err(|error| TransportError::system("clone", "the watcher thread", error))?;
@@ -76,7 +81,7 @@ impl Watcher {
         let line = self.line.take().and_then(Arc::into_inner);
         match line.map(|line| line.into_inner().unwrap_or_else(PoisonError::into_inner)) {
             Some(Line::Native(channel)) => channel.close(Instant::now() + CLOSE_BOUND),
-            Some(Line::Catalyst(channel)) => channel.close(),
+            Some(Line::Catalyst(channel)) => channel.hang_up(),
             None => {}
         }
     }
@@ -90,11 +95,36 @@ impl Watcher {
         }
     }
 
+    /// For telling the peer from the engine's thread.
+    pub(crate) fn teller(&self) -> Teller {
+        Teller(self.line.as_ref().map(Arc::downgrade).unwrap_or_default())
+    }
+
     /// Tells the peer something, as far as it takes it at once.
     pub(crate) fn tell(&self, message: &Message) {
         let Some(line) = &self.line else { return };
         if let Err(error) = lock(line).send(message, Instant::now() + SEND_BOUND, "telling the peer") {
             tracing::debug!(%error, "the peer was not told");
+        }
+    }
+}
+
+/// What an engine that ends by itself tells the peer with. It does not keep the connection open.
+#[derive(Debug)]
+pub(crate) struct Teller(Weak<Mutex<Line>>);
+
+impl Teller {
+    /// Tells the peer why this side has ended, unless it was the peer who ended it.
+    pub(crate) fn ended(&self, error: &TransportError) {
+        let by_peer = matches!(
+            error,
+            TransportError::PeerClosed { .. } | TransportError::PeerLost { .. } | TransportError::PeerRefused { .. }
+        );
+        if !by_peer && let Some(line) = self.0.upgrade() {
+            match &mut *lock(&line) {
+                Line::Native(channel) => channel.refuse(&error.to_string()),
+                Line::Catalyst(channel) => channel.hang_up(),
+            }
         }
     }
 }
@@ -114,6 +144,8 @@ struct Watch {
     peer: Arc<Peer>,
     events: Option<DeviceEvents>,
     liveness: Duration,
+    /// Messages since the last sign of life.
+    chatter: u32,
 }
 
 impl Watch {
@@ -122,11 +154,16 @@ impl Watch {
         let interval = self.liveness / 4;
         let mut next_sign = Instant::now() + interval;
         loop {
-            if let Err(error) = self.hear() {
-                self.end(error);
-                return;
-            }
-            let timeout = Timespec::try_from(next_sign.saturating_duration_since(Instant::now())).unwrap_or_default();
+            let more = match self.hear() {
+                Ok(more) => more,
+                Err(error) => {
+                    self.end(error);
+                    return;
+                }
+            };
+            // What is left in the channel's own buffer is not seen by poll.
+            let left = if more { Duration::ZERO } else { next_sign.saturating_duration_since(Instant::now()) };
+            let timeout = Timespec::try_from(left).unwrap_or_default();
             let mut waits = vec![PollFd::new(socket, PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
             if let Some(events) = &self.events {
                 waits.push(PollFd::from_borrowed_fd(events.descriptor(), PollFlags::IN));
@@ -159,6 +196,7 @@ impl Watch {
             }
             if Instant::now() >= next_sign {
                 next_sign = Instant::now() + interval;
+                self.chatter = 0;
                 let sign = Instant::now() + SEND_BOUND;
                 if let Err(error @ TransportError::PeerLost { .. }) =
                     lock(&self.line).send(&Message::Heartbeat, sign, STAGE)
@@ -170,23 +208,36 @@ impl Watch {
         }
     }
 
-    /// Takes what the peer has said.
-    fn hear(&self) -> Result<()> {
+    /// Takes what the peer has said, but no more than a little at a time: others wait for the channel, and a flood must not
+    /// hold the watcher from its own end. Says whether there may be more.
+    fn hear(&mut self) -> Result<bool> {
         let mut line = lock(&self.line);
         let channel = match &mut *line {
             Line::Native(channel) => channel,
-            Line::Catalyst(channel) => return channel.look(STAGE),
+            Line::Catalyst(channel) => return channel.look(STAGE).map(|()| false),
         };
-        while let Some(message) = channel.try_receive(STAGE)? {
+        let protocol = |problem: String, peer: std::net::SocketAddr| TransportError::Protocol {
+            stage: STAGE,
+            peer: peer.to_string(),
+            problem,
+        };
+        let mut more = true;
+        for _ in 0..MOST_HEARD {
+            let Some(message) = channel.try_receive(STAGE)? else {
+                more = false;
+                break;
+            };
+            self.chatter += 1;
             match message {
+                _ if self.chatter > MOST_CHATTER => {
+                    let problem = format!("it sent {MOST_CHATTER} messages between two signs of life");
+                    return Err(protocol(problem, channel.peer_addr()));
+                }
                 Message::Started => self.peer.set(Phase::Running),
                 Message::Stopped => self.peer.set(Phase::Stopped),
                 other => {
-                    return Err(TransportError::Protocol {
-                        stage: STAGE,
-                        peer: channel.peer_addr().to_string(),
-                        problem: format!("a {} message came while the session was running", other.kind()),
-                    });
+                    let problem = format!("a {} message came while the session was running", other.kind());
+                    return Err(protocol(problem, channel.peer_addr()));
                 }
             }
         }
@@ -201,7 +252,7 @@ impl Watch {
                 ),
             });
         }
-        Ok(())
+        Ok(more)
     }
 
     fn end(&self, error: TransportError) {

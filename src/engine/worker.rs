@@ -1,14 +1,20 @@
 //! The launch-once convention: a persistent worker, such as a device kernel, takes requests straight from the receive
 //! ring and leaves its replies in a hand-off ring, from which the engine sends them.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use std::time::{Duration, Instant};
+
+use crossbeam_utils::CachePadded;
 
 use super::Shared;
 use super::peer::{Peer, Phase};
-use super::spin::Spinner;
+use super::spin::{BURST, Spinner};
 use crate::error::{Result, TransportError};
 use crate::ring::{Check, FrameReader, FrameWriter, Geometry, Polled, SharedBytes, Trailer};
-use crate::session::function::{CoprocessorFunction, FunctionError, Functions, Request};
+use crate::session::function::{CoprocessorFunction, FunctionError, Functions, Request, panic_text};
 
 type Launch = dyn FnMut(WorkerRings) -> Result<(), FunctionError> + Send;
 
@@ -27,7 +33,9 @@ impl Launcher {
     }
 
     pub(crate) fn launch(&mut self, rings: WorkerRings) -> Result<()> {
-        (self.0)(rings)
+        let launched = catch_unwind(AssertUnwindSafe(|| (self.0)(rings)))
+            .unwrap_or_else(|panic| Err(format!("it panicked: {}", panic_text(&*panic)).into()));
+        launched
             .map_err(|error| TransportError::Engine { problem: format!("the worker could not be launched: {error}") })
     }
 }
@@ -42,6 +50,12 @@ pub struct WorkerRings {
     geometry: Geometry,
     shared: Arc<Shared>,
     peer: Arc<Peer>,
+    /// Sequence number up to which the engine has taken replies.
+    taken: Arc<CachePadded<AtomicU32>>,
+    /// Since when the next request has been there without passing its check.
+    unverified: Option<Instant>,
+    /// How long that may last.
+    patience: Duration,
     /// Its count tells the engine whether the worker is still there.
     _alive: Arc<()>,
 }
@@ -81,7 +95,8 @@ impl WorkerRings {
     /// [`request_capacity`](Self::request_capacity) bytes.
     ///
     /// # Errors
-    /// [`TransportError::Protocol`] for a frame that claims more than the channel carries.
+    /// [`TransportError::Protocol`] for a frame that claims more than the channel carries, or whose check does not match for
+    /// longer than the reply timeout; [`TransportError::Invalid`] for a buffer that is too small.
     pub fn take(&mut self, payload: &mut [u8]) -> Result<Option<TakenRequest>> {
         if payload.len() < self.request_capacity() {
             return Err(TransportError::invalid(
@@ -89,13 +104,27 @@ impl WorkerRings {
                 format!("{} bytes where the request capacity is {}", payload.len(), self.request_capacity()),
             ));
         }
+        // A peer that keeps to the window never gets so far ahead; one that does not must wait, so that no reply is overwritten
+        // while the engine reads it. Acquire: the engine has read it before it says so.
+        let ahead = self.requests.expected().wrapping_sub(self.taken.load(Ordering::Acquire));
+        if ahead >= self.geometry.depth {
+            return Ok(None);
+        }
         match self.requests.poll(payload) {
             Polled::Frame(Trailer { decoder_id, sequence, length, .. }) => {
+                self.unverified = None;
                 self.requests.advance();
                 Ok(Some(TakenRequest { decoder_id, sequence, length: length as usize }))
             }
             Polled::TooLong(trailer) => Err(super::serve::too_long(&trailer, self.requests.geometry())),
-            Polled::Empty | Polled::Unverified => Ok(None),
+            Polled::Empty => Ok(None),
+            Polled::Unverified => {
+                let since = *self.unverified.get_or_insert_with(Instant::now);
+                if since.elapsed() > self.patience {
+                    return Err(super::serve::damaged(self.requests.expected(), self.patience));
+                }
+                Ok(None)
+            }
         }
     }
 
@@ -117,7 +146,7 @@ impl WorkerRings {
         if self.replies.sequence() == self.requests.expected() {
             return Err(TransportError::invalid("reply", "every request that was taken has its reply already"));
         }
-        // The controller has no more rounds in flight than the ring has slots, so the slot's last reply was sent long ago.
+        // `take` lets no request through whose reply would need a slot that the engine has not read.
         let end = self.geometry.frame_end(self.replies.sequence());
         self.replies.stage(&self.hand_off, end, reply);
         self.replies.publish(&self.hand_off, end, status, decoder_id);
@@ -129,6 +158,7 @@ impl WorkerRings {
 #[derive(Debug)]
 pub(crate) struct HandOffReader {
     reader: FrameReader,
+    taken: Arc<CachePadded<AtomicU32>>,
     alive: Arc<()>,
 }
 
@@ -139,6 +169,7 @@ impl HandOffReader {
         match self.reader.poll(reply) {
             Polled::Frame(trailer) => {
                 self.reader.advance();
+                self.taken.store(self.reader.expected(), Ordering::Release);
                 Some(trailer)
             }
             _ => None,
@@ -156,6 +187,7 @@ pub(crate) fn rings(
     requests: &FrameReader,
     reply_capacity: usize,
     next: u32,
+    patience: Duration,
     shared: Arc<Shared>,
     peer: Arc<Peer>,
 ) -> Result<(WorkerRings, HandOffReader)> {
@@ -165,8 +197,12 @@ pub(crate) fn rings(
     // A fresh ring of zeros shows no sequence number but 0, and with this check not even that passes for a frame.
     let check = Check::Session(1);
     let alive = Arc::new(());
-    let reader =
-        HandOffReader { reader: FrameReader::new(hand_off.clone(), geometry, check, next), alive: alive.clone() };
+    let taken = Arc::new(CachePadded::new(AtomicU32::new(next)));
+    let reader = HandOffReader {
+        reader: FrameReader::new(hand_off.clone(), geometry, check, next),
+        taken: taken.clone(),
+        alive: alive.clone(),
+    };
     let rings = WorkerRings {
         requests: requests.restarted(next),
         replies: FrameWriter::new(geometry, check, next),
@@ -174,6 +210,9 @@ pub(crate) fn rings(
         geometry,
         shared,
         peer,
+        taken,
+        unverified: None,
+        patience,
         _alive: alive,
     };
     Ok((rings, reader))
@@ -195,11 +234,13 @@ fn work(mut rings: WorkerRings, mut functions: Functions) {
     let spinner = Spinner::new();
     let mut payload = vec![0; rings.request_capacity()];
     let mut reply = vec![0; rings.reply_capacity()];
+    let mut looks = 0_u32;
     while !rings.stopped() {
         match rings.take(&mut payload) {
             Ok(Some(TakenRequest { decoder_id, sequence, length })) => {
                 let request = Request { decoder_id, sequence, payload: &payload[..length] };
                 let answer = functions.answer(request, &mut reply);
+                looks = 0;
                 if let Err(error) = rings.leave(decoder_id, answer.status, &reply[..answer.length]) {
                     tracing::warn!(%error, "the worker ends");
                     return;
@@ -207,7 +248,8 @@ fn work(mut rings: WorkerRings, mut functions: Functions) {
             }
             Ok(None) => {
                 std::hint::spin_loop();
-                spinner.rest();
+                looks = looks.saturating_add(1);
+                spinner.rest(looks / BURST);
             }
             Err(error) => {
                 tracing::warn!(%error, "the worker ends");

@@ -45,19 +45,6 @@ pub(crate) struct CatalystChannel {
     bound: Duration,
 }
 
-/// Ends a connection from another thread: all that a side can do to say that it will not answer any more.
-#[derive(Debug)]
-pub(crate) struct HangUp(TcpStream);
-
-impl HangUp {
-    /// Ends it at once.
-    pub(crate) fn now(&self) {
-        if let Err(error) = self.0.shutdown(Shutdown::Both) {
-            tracing::debug!(%error, "the connection had ended already");
-        }
-    }
-}
-
 impl CatalystChannel {
     /// A channel over a connected stream.
     ///
@@ -94,16 +81,11 @@ impl CatalystChannel {
         })
     }
 
-    /// Ends the connection, whoever else holds its socket.
-    pub(crate) fn close(self) {
+    /// Ends the connection, whoever else holds its socket: all that a side can do to say that it goes no further.
+    pub(crate) fn hang_up(&self) {
         if let Err(error) = self.stream.shutdown(Shutdown::Both) {
             tracing::debug!(%error, "the connection had ended already");
         }
-    }
-
-    /// What ends the connection from another thread; errors as of [`try_clone_stream`](Self::try_clone_stream).
-    pub(crate) fn hang_up(&self) -> Result<HangUp> {
-        self.try_clone_stream().map(HangUp)
     }
 
     /// Sends our message.

@@ -70,7 +70,7 @@ codes! {
     Kind: u16 {
         /// Who the sender is and how its end of the data path is reached.
         Hello = 1, "hello";
-        /// The sender's end of the data path is up: queue pairs ready to send, or shared memory attached.
+        /// The sender's end of the data path is up: queue pair ready to send, or the two processes have met.
         Ready = 2, "ready";
         /// The region that the recipient may write to.
         Keys = 3, "keys";
@@ -425,7 +425,7 @@ fn cut(text: &str) -> &str {
 }
 
 /// An error's text as it may go into a log: what could forge a line or turn one around is replaced.
-fn printable(text: &[u8]) -> String {
+pub(crate) fn printable(text: &[u8]) -> String {
     String::from_utf8_lossy(&text[..text.len().min(MAX_TEXT)])
         .chars()
         .map(|c| match c {

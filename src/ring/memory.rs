@@ -25,7 +25,7 @@ mod real {
         base: NonNull<u8>,
         len: usize,
         /// Keeps the mapping in place; `base` points into it.
-        _mapping: Arc<MmapRaw>,
+        mapping: Arc<MmapRaw>,
     }
 
     // SAFETY: `base` points into memory that the `Arc` keeps mapped wherever the value goes, and every access through it is
@@ -39,7 +39,7 @@ mod real {
         pub(crate) fn new(mapping: Arc<MmapRaw>) -> Self {
             let base = NonNull::new(mapping.as_mut_ptr()).expect("a mapping is never at address zero");
             assert_eq!(base.as_ptr() as usize % 64, 0, "mappings begin at a page");
-            Self { base, len: mapping.len(), _mapping: mapping }
+            Self { base, len: mapping.len(), mapping }
         }
 
         /// Zeroed private memory of its own, for a ring between two threads or for frames on their way to a device.
@@ -51,6 +51,15 @@ mod real {
         /// Bytes.
         pub(crate) fn len(&self) -> usize {
             self.len
+        }
+
+        /// Makes every page present; an error, rather than a signal at some later access, when the system has none left.
+        pub(crate) fn populate(&self) -> std::io::Result<()> {
+            match self.mapping.advise(memmap2::Advice::PopulateWrite) {
+                // A kernel before 5.14 leaves it to the first access.
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+                other => other,
+            }
         }
 
         /// Address of the byte at `offset`, for a device.

@@ -36,12 +36,19 @@ impl FrameReader {
         Self { memory, geometry, check, expected: first_sequence, frame_end }
     }
 
-    /// Makes zeroed memory ready for the first frame. The slot of sequence number 0 would show that number already; it
-    /// gets the one before the first, which is never waited for in its first turn.
+    /// Makes memory ready for the first turn, whatever is in it: each slot gets the sequence number of the turn before, which
+    /// is never waited for.
     pub(crate) fn prepare(&self) {
-        let before_first =
-            Trailer { check: 0, length: 0, status: 0, decoder_id: 0, sequence: self.expected.wrapping_sub(1) };
-        self.memory.store_release(self.geometry.frame_end(0) - 8, before_first.to_words().1);
+        for slot in 0..self.geometry.slots() {
+            let sequence = self.expected.wrapping_add(slot);
+            let before = match self.geometry.layout {
+                // Zero is what this ring begins with, and serves wherever it is not waited for.
+                Layout::Catalyst if sequence != 0 => 0,
+                _ => sequence.wrapping_sub(self.geometry.slots()),
+            };
+            let trailer = Trailer { check: 0, length: 0, status: 0, decoder_id: 0, sequence: before };
+            self.memory.store_release(self.geometry.frame_end(sequence) - 8, trailer.to_words().1);
+        }
     }
 
     /// Sequence number of the next frame.

@@ -114,8 +114,8 @@ impl ControllerSession {
         self.commit_work_item(0, desc.request_capacity, desc.reply_capacity)
     }
 
-    /// Builds work item `index`: rounds of up to `request_bytes` whose replies have up to `reply_bytes`. May be called
-    /// again to change it.
+    /// Sets the sizes of work item `index`: rounds of up to `request_bytes` whose replies have up to `reply_bytes`. May be
+    /// called again to change them. Both are compared with the channel; how long a reply really is, the coprocessor decides.
     ///
     /// # Errors
     /// [`TransportError::Invalid`] when the channel carries less, or for an index above 65,535.
@@ -161,7 +161,7 @@ impl ControllerSession {
     ///
     /// # Errors
     /// [`TransportError::Invalid`] when it is longer than every committed work item; [`TransportError::WindowFull`] when
-    /// as many rounds are in flight as the ring has slots.
+    /// as many rounds have no reply yet as the ring has slots, those given up included; on verbs, an error of the data path.
     #[inline]
     pub fn write_data_slot(&mut self, payload: &[u8], decoder_id: u32) -> Result<()> {
         let state = self.link.state;
@@ -169,7 +169,9 @@ impl ControllerSession {
         if self.largest_request.is_none_or(|largest| payload.len() > largest) {
             return Err(too_much(payload.len(), self.largest_request));
         }
-        rounds.check_window()?;
+        if let Err(error) = rounds.check_window() {
+            return Err(if error.is_recoverable() { error } else { self.fail(error) });
+        }
         let (memory, frame_end) = rounds.path.slot(rounds.writer.sequence())?;
         rounds.writer.stage(memory, frame_end, payload);
         rounds.staged = Staged::InRing { bytes: payload.len(), decoder_id };
@@ -181,8 +183,8 @@ impl ControllerSession {
     ///
     /// # Errors
     /// [`TransportError::Invalid`] when the item was not committed, when the request is longer than it, or when nothing
-    /// was written for an item that carries something; [`TransportError::WindowFull`] when as many rounds are in flight
-    /// as the ring has slots; the first error of the data path.
+    /// was written for an item that carries something; [`TransportError::WindowFull`] when as many rounds have no reply yet as
+    /// the ring has slots, those given up included; the first error of the data path.
     #[inline]
     pub fn kick(&mut self, index: u32) -> Result<u32> {
         self.link.state.require("kick", State::Running).map_err(|error| self.failure().unwrap_or(error))?;
@@ -190,8 +192,7 @@ impl ControllerSession {
         let Some(item) = self.items.get(index as usize).copied().flatten() else {
             return Err(TransportError::invalid(format!("work item {index}"), "has not been committed"));
         };
-        rounds.check_window()?;
-        match rounds.kick(item, index) {
+        match rounds.check_window().and_then(|()| rounds.kick(item, index)) {
             Err(error) if !error.is_recoverable() => Err(self.fail(error)),
             other => other,
         }
@@ -200,7 +201,8 @@ impl ControllerSession {
     /// [`collect`](TransportSession::collect) without waiting: `None` when the reply has not arrived.
     ///
     /// # Errors
-    /// Those of `collect`, but for the timeout.
+    /// Those of `collect`, but for the timeout. A peer that has stopped is reported at once, where `collect` first waits
+    /// some milliseconds for its next start.
     pub fn try_collect(&mut self, replies: &mut [&mut [u8]]) -> Result<Option<usize>> {
         match self.look("try_collect", true)? {
             Some(trailer) => self.finish(trailer, replies).map(Some),
@@ -337,14 +339,15 @@ impl ControllerSession {
                 if rounds.reader.arrived() {
                     match rounds.poll() {
                         Ok(Some(trailer)) => return Ok(trailer),
-                        Ok(None) => {}
+                        // Checking it again and again must not keep the clock from being looked at.
+                        Ok(None) => break,
                         Err(error) => return Err(self.fail(error)),
                     }
                 }
                 std::hint::spin_loop();
             }
             if let Some(spinner) = &rounds.spinner {
-                spinner.rest();
+                spinner.rest(bursts);
             }
             let waited = clock::since(began, clock::now());
             bursts = bursts.wrapping_add(1);
@@ -398,7 +401,7 @@ impl ControllerSession {
 
 impl Rounds {
     fn new(movement: Movement, desc: &ChannelDesc) -> Self {
-        let Movement { path, reader, writer, .. } = movement;
+        let Movement { path, reader, writer } = movement;
         Self {
             path,
             given_up_before: reader.expected(),
@@ -432,11 +435,37 @@ impl Rounds {
 
     /// A slot is free when the reply to its last request has been seen, given up or not.
     #[inline]
-    fn check_window(&self) -> Result<()> {
-        let unanswered = self.writer.sequence().wrapping_sub(self.reader.expected());
+    fn check_window(&mut self) -> Result<()> {
         let depth = self.reader.geometry().depth;
-        if unanswered >= depth {
-            return Err(TransportError::WindowFull { in_flight: unanswered, depth });
+        if self.unanswered() < depth {
+            return Ok(());
+        }
+        // The replies of rounds that were given up may have come since.
+        self.drop_late()?;
+        match self.unanswered() {
+            in_flight if in_flight >= depth => Err(TransportError::WindowFull { in_flight, depth }),
+            _ => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn unanswered(&self) -> u32 {
+        self.writer.sequence().wrapping_sub(self.reader.expected())
+    }
+
+    /// Drops the replies of rounds that were given up, as far as they have come. A reply that is kept belongs to the oldest
+    /// round and is not touched.
+    fn drop_late(&mut self) -> Result<()> {
+        while self.reader.expected() != self.oldest() {
+            match self.reader.poll(&mut self.reply) {
+                Polled::Frame(_) => {
+                    self.reply_length = 0;
+                    self.reader.advance();
+                    self.late += 1;
+                }
+                Polled::TooLong(trailer) => return Err(too_long(&trailer, self.reader.geometry())),
+                Polled::Empty | Polled::Unverified => break,
+            }
         }
         Ok(())
     }
@@ -457,7 +486,10 @@ impl Rounds {
                 self.writer.stage(memory, frame_end, &self.slot[..item.request_bytes]);
                 0
             }
-            Staged::Nothing if item.request_bytes == 0 => 0,
+            Staged::Nothing if item.request_bytes == 0 => {
+                self.writer.clear();
+                0
+            }
             Staged::Nothing => {
                 return Err(TransportError::invalid(
                     format!("work item {index}"),
@@ -477,20 +509,26 @@ impl Rounds {
     /// Looks for the reply of the oldest round, dropping those of rounds that were given up.
     #[inline]
     fn poll(&mut self) -> Result<Option<Trailer>> {
-        loop {
-            match self.reader.poll(&mut self.reply) {
-                Polled::Frame(trailer) => {
-                    if self.reader.expected() == self.oldest() {
-                        let slot = trailer.sequence as usize & (self.kicked.len() - 1);
-                        self.last_rtt = clock::since(self.kicked[slot], clock::now());
-                        return Ok(Some(trailer));
-                    }
-                    self.reader.advance();
-                    self.late += 1;
-                }
-                Polled::Empty | Polled::Unverified => return Ok(None),
-                Polled::TooLong(trailer) => return Err(too_long(&trailer, self.reader.geometry())),
+        if self.reader.expected() != self.oldest() {
+            self.drop_late()?;
+            if self.reader.expected() != self.oldest() {
+                return Ok(None);
             }
+        }
+        match self.reader.poll(&mut self.reply) {
+            Polled::Frame(trailer) => {
+                let slot = trailer.sequence as usize & (self.kicked.len() - 1);
+                self.last_rtt = clock::since(self.kicked[slot], clock::now());
+                // The buffer no longer holds the reply before.
+                self.reply_length = 0;
+                Ok(Some(trailer))
+            }
+            Polled::Empty => Ok(None),
+            Polled::Unverified => {
+                self.reply_length = 0;
+                Ok(None)
+            }
+            Polled::TooLong(trailer) => Err(too_long(&trailer, self.reader.geometry())),
         }
     }
 
@@ -525,7 +563,7 @@ fn too_much(bytes: usize, largest: Option<usize>) -> TransportError {
 
 impl TransportSession for ControllerSession {
     fn connect(&mut self, info: &ConnectInfo) -> Result<()> {
-        if self.link.state == State::Failed {
+        if self.link.is_over() {
             self.close();
         }
         clock::prepare();
@@ -576,6 +614,7 @@ impl TransportSession for ControllerSession {
             // Everything in flight is given up; late replies will be dropped one by one.
             rounds.given_up_before = rounds.writer.sequence();
             rounds.staged = Staged::Nothing;
+            rounds.writer.clear();
             if let Err(error) = rounds.path.flush(Instant::now() + Duration::from_millis(5)) {
                 tracing::debug!(%error, "stopping");
             }

@@ -13,7 +13,7 @@ use super::link::{Canceller, Link};
 use super::{ChannelDesc, ConnectInfo, MemKind, MemRegion, PeerRef, TransportSession, scatter};
 use crate::config::SessionConfig;
 use crate::engine::clock;
-use crate::engine::real_time::RealTimeReport;
+use crate::engine::real_time::{self, RealTimeReport};
 use crate::engine::serve::{Loop, Parts, Served, Source, function_failed};
 use crate::engine::spin::{BURST, Spinner};
 use crate::engine::worker::{Launcher, WorkerRings};
@@ -116,8 +116,8 @@ impl CoprocessorSession {
         self.link.proposed.as_ref()
     }
 
-    /// Like [`open`](Self::open), with the channel that the client proposes, as long as both rings together take no more
-    /// than `most_bytes`.
+    /// Like [`open`](Self::open), with the channel that the client proposes, as long as it takes no more than
+    /// `most_bytes` of memory: the two rings, the buffer that replies are sent from and the copies for `collect`.
     ///
     /// # Errors
     /// Those of the four steps; [`TransportError::Invalid`] for a channel that takes more or cannot be built, after which
@@ -126,7 +126,8 @@ impl CoprocessorSession {
         self.connect(info)?;
         let desc = self.link.proposed.clone().expect("connected");
         let checked = desc.validate().and_then(|()| {
-            let bytes = desc.coprocessor_bytes().saturating_add(desc.controller_bytes());
+            // On verbs the buffer that replies are sent from has twice the slots of the reply ring.
+            let bytes = desc.coprocessor_bytes().saturating_add(desc.controller_bytes().saturating_mul(4));
             if bytes <= most_bytes {
                 return Ok(());
             }
@@ -190,7 +191,7 @@ impl CoprocessorSession {
         Ok(())
     }
 
-    /// Which convention the session has been bound to; per request before anything is set.
+    /// Which convention the session has been bound to: per request until a launcher is set.
     #[must_use]
     pub fn coprocessor_fn_convention(&self) -> FunctionConvention {
         self.convention
@@ -289,7 +290,7 @@ impl CoprocessorSession {
 
 impl TransportSession for CoprocessorSession {
     fn connect(&mut self, info: &ConnectInfo) -> Result<()> {
-        if self.link.state == State::Failed || (self.status().is_err() && self.link.state == State::Established) {
+        if self.link.is_over() || (self.status().is_err() && self.link.state == State::Established) {
             self.close()?;
         }
         self.link.connect(info)
@@ -304,6 +305,8 @@ impl TransportSession for CoprocessorSession {
     }
 
     fn establish_channel(&mut self, desc: &ChannelDesc, local: &MemRegion, peer: &PeerRef) -> Result<()> {
+        self.link.state.require("establish_channel", State::KeysExchanged)?;
+        desc.validate()?;
         let served = Served::new(desc.replies())?;
         let collector = Collector {
             reader: FrameReader::new(served.memory.clone(), served.geometry, Check::Session(0), 1),
@@ -320,7 +323,6 @@ impl TransportSession for CoprocessorSession {
             served,
             patience: self.link.config.reply_timeout,
             reply_capacity: desc.reply_capacity,
-            hang_up: movement.hang_up,
         });
         self.shared = Some(work.shared().clone());
         self.work = Work::Here(Box::new(work));
@@ -343,11 +345,16 @@ impl TransportSession for CoprocessorSession {
                 missing: "set_coprocessor_fn or set_coprocessor_launcher comes first",
             });
         }
+        // Before the launch: a worker is not to be left behind.
+        if let Err(error) = real_time::check(&self.link.config) {
+            self.work = Work::Here(work);
+            return Err(error);
+        }
         if let Err(error) = work.launch() {
             self.work = Work::Here(work);
             return Err(error);
         }
-        match Engine::start(*work, &self.link.config) {
+        match Engine::start(*work, &self.link.config, self.link.teller()) {
             Ok(engine) => {
                 self.report = engine.report.clone();
                 self.work = Work::There(engine);
@@ -356,7 +363,8 @@ impl TransportSession for CoprocessorSession {
                 Ok(())
             }
             Err((error, work)) => {
-                self.work = Work::Here(work);
+                // The worker has been told to end; the next stop waits for it.
+                self.work = Work::Leaving(work);
                 Err(error)
             }
         }
@@ -367,6 +375,7 @@ impl TransportSession for CoprocessorSession {
         let began = clock::now();
         let patience = self.link.config.reply_timeout;
         let spinner = Spinner::new();
+        let mut bursts = 0_u32;
         loop {
             for _ in 0..BURST {
                 if let Some(trailer) = self.look() {
@@ -374,7 +383,8 @@ impl TransportSession for CoprocessorSession {
                 }
                 std::hint::spin_loop();
             }
-            spinner.rest();
+            bursts = bursts.saturating_add(1);
+            spinner.rest(bursts);
             if let Err(error) = self.status() {
                 // What was served before the end is still given.
                 return match self.look() {

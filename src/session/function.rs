@@ -71,7 +71,7 @@ impl CoprocessorFunction for Invert {
     }
 }
 
-/// Decodes one round of the [[7,1,3]] Steane code by its look-up table.
+/// Decodes one round of the \[\[7,1,3\]\] Steane code by its look-up table.
 ///
 /// The request is three bytes, one for each check, of which only zero or not zero counts; check 0 is the most significant
 /// bit of the syndrome. The reply is an `i64`, little-endian: the qubit to correct, 0 to 6, or −1 for none.
@@ -163,13 +163,16 @@ impl Functions {
             return failed(FunctionFailure::UnknownDecoder, "no function is registered for this decoder id", reply);
         };
         // The buffer is plain bytes and the function is its author's: neither can be left in a state that matters here.
-        match catch_unwind(AssertUnwindSafe(|| function.call(request, &mut reply[..capacity]))) {
+        // So is its error's text.
+        match catch_unwind(AssertUnwindSafe(|| {
+            function.call(request, &mut reply[..capacity]).map_err(|error| error.to_string())
+        })) {
             Ok(Ok(length)) if length <= capacity => Answer { length, status: 0 },
             Ok(Ok(length)) => {
                 let text = format!("it returned {length} bytes and the reply holds {capacity}");
                 failed(FunctionFailure::TooLarge, &text, reply)
             }
-            Ok(Err(error)) => failed(FunctionFailure::Failed, &error.to_string(), reply),
+            Ok(Err(text)) => failed(FunctionFailure::Failed, &text, reply),
             Err(panic) => failed(FunctionFailure::Panicked, panic_text(&*panic), reply),
         }
     }

@@ -16,11 +16,11 @@ use super::{ChannelDesc, ConnectInfo, MemKind, MemRegion, PeerRef, RemoteKey};
 use crate::config::{SessionConfig, Wire};
 use crate::data_path::shared_memory::random;
 use crate::data_path::{self, DataPath};
-use crate::engine::peer::Peer;
-use crate::engine::watcher::{Line, Watcher};
+use crate::engine::peer::{Peer, Phase};
+use crate::engine::watcher::{Line, Teller, Watcher};
 use crate::error::{Result, TransportError};
 use crate::oob::{
-    self, Acceptance, CatalystChannel, Channel, CheckKind, DataPathCode, HangUp, Hello, Keys, Kind, Listener, Liveness,
+    self, Acceptance, CatalystChannel, Channel, CheckKind, DataPathCode, Hello, Keys, Kind, Listener, Liveness,
     Message, Proposal, Role,
 };
 use crate::ring::{Check, FrameReader, FrameWriter, Geometry};
@@ -59,8 +59,6 @@ pub(crate) struct Movement {
     pub(crate) path: DataPath,
     pub(crate) reader: FrameReader,
     pub(crate) writer: FrameWriter,
-    /// On the Catalyst wire, what tells the peer that this side cannot go on.
-    pub(crate) hang_up: Option<HangUp>,
 }
 
 /// Ends a coprocessor's wait for a client from another thread. See
@@ -177,6 +175,12 @@ impl Link {
         })
     }
 
+    /// Whether the session is over, so that `connect` may close it and begin anew.
+    pub(crate) fn is_over(&self) -> bool {
+        let ended = || self.peer.obstacle("connect").is_some_and(|obstacle| !obstacle.is_recoverable());
+        self.state == State::Failed || (self.state == State::Established && ended())
+    }
+
     fn liveness(&self) -> Liveness {
         Liveness { bound: self.config.liveness }
     }
@@ -188,7 +192,8 @@ impl Link {
     }
 
     fn accept_deadline(&self) -> Option<Instant> {
-        self.config.accept_timeout.map(|timeout| Instant::now() + timeout)
+        // A time beyond what the clock counts is no limit.
+        self.config.accept_timeout.and_then(|timeout| Instant::now().checked_add(timeout))
     }
 
     /// Waits for a client in the way that the wire has, and takes note of a cancellation.
@@ -217,7 +222,7 @@ impl Link {
         let mut channel = oob::connect(&info.peer, info.oob_port, self.dialling_from(), deadline, self.liveness())?;
         let (local, peer) = (channel.local_addr().ip(), channel.peer_addr().ip());
         let code = data_path::choose(&self.config, peer, local);
-        let path = DataPath::open(code, self.role, &self.config, local)?;
+        let path = DataPath::open(code, self.role, &self.config, self.config.channel.depth, local)?;
         channel.send(
             &hello(self.role, code, session, &path, &self.config.channel),
             deadline,
@@ -253,7 +258,9 @@ impl Link {
         let deadline = Instant::now() + self.config.handshake_timeout;
         let local = channel.local_addr().ip();
         self.channel = Some(channel);
-        let path = DataPath::open(hello_in.data_path, self.role, &self.config, local)?;
+        // The client's wish may be adopted; until it is checked it decides no more than this bounded number.
+        let depth = self.config.channel.depth.max(hello_in.proposal.depth);
+        let path = DataPath::open(hello_in.data_path, self.role, &self.config, depth, local)?;
         let answer = hello(self.role, hello_in.data_path, session, &path, &self.config.channel);
         self.path = Some(path);
         let channel = self.channel.as_mut().expect("just set");
@@ -379,10 +386,11 @@ impl Link {
                 CheckKind::Crc32c => Check::Crc(link.peer_session),
             };
             probe::run(channel, path, incoming, link.own_session, link.peer_session, deadline)?;
+            path.settle()?;
             let writer = FrameWriter::new(outgoing, peer_check, first);
             let channel = link.channel.take().expect("connected");
             link.established(desc, Line::Native(Box::new(channel)))?;
-            Ok(Movement { path: link.path.take().expect("connected"), reader, writer, hang_up: None })
+            Ok(Movement { path: link.path.take().expect("connected"), reader, writer })
         })
     }
 
@@ -433,6 +441,11 @@ impl Link {
         Ok((incoming, outgoing))
     }
 
+    /// For telling the peer from the engine's thread, once the session is established.
+    pub(crate) fn teller(&self) -> Option<Teller> {
+        self.watcher.as_ref().map(Watcher::teller)
+    }
+
     /// Tells the peer something, once the session is established.
     pub(crate) fn tell(&self, message: &Message) {
         if let Some(watcher) = &self.watcher {
@@ -459,6 +472,8 @@ impl Link {
             channel.close(Instant::now() + Duration::from_millis(5));
         }
         self.catalyst = None;
+        // Whoever still holds on to the old session, a worker say, learns that it is over.
+        self.peer.set(Phase::Closed);
         self.local = None;
         self.remote = None;
         self.established = None;

@@ -621,6 +621,19 @@ pub(crate) fn the_peers_end_is_told(setup: Setup) {
     coprocessor.start().unwrap();
     controller.start().unwrap();
     assert_eq!(ask(&mut controller, b"once more", 0).unwrap(), b"once more");
+    // Closed before this side has started: it may connect at once, without a stop or a close of its own.
+    controller.close();
+    coprocessor.close().unwrap();
+    let mut coprocessor = reopen(&setup, &mut controller, coprocessor);
+    coprocessor.close().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let port = coprocessor.listen(0).unwrap().port();
+    let opening = opening(coprocessor, port);
+    while matches!(controller.open(&ConnectInfo::new(setup.host, port)), Err(TransportError::OutOfOrder { .. })) {
+        assert!(Instant::now() < deadline, "the goodbye was not noticed");
+        std::thread::yield_now();
+    }
+    opening.join().unwrap().1.unwrap();
 }
 
 /// Sequence numbers wrap without anything to be seen of it.
@@ -651,7 +664,7 @@ pub(crate) fn an_idle_stop_is_short(setup: Setup) {
         coprocessor.stop().unwrap();
         longest = longest.max(began.elapsed());
     }
-    println!("longest stop of an idle coprocessor in 100: {longest:?} ({})", coprocessor.data_path());
+    println!("figure: longest stop of an idle coprocessor in 100: {longest:?} ({})", coprocessor.data_path());
     assert!(longest < setup.coprocessor_stop_bound(), "{longest:?}");
     coprocessor.start().unwrap();
     controller.start().unwrap();

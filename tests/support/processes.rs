@@ -2,7 +2,7 @@
 
 #![allow(dead_code)] // each test file uses a part of it
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
@@ -28,6 +28,16 @@ pub(crate) struct Ended {
     pub(crate) took: Duration,
 }
 
+/// Says that a test was skipped, and why.
+pub(crate) fn skip(test: &str, reason: &str) {
+    println!("skipped: {reason}");
+    assert!(std::env::var_os("CI").is_none(), "in CI nothing is skipped: {reason}");
+    if let Some(log) = std::env::var_os("CATALYST_TRANSPORT_SKIP_LOG") {
+        let mut log = std::fs::File::options().append(true).create(true).open(log).unwrap();
+        writeln!(log, "{test}: {reason}").unwrap();
+    }
+}
+
 /// Where the examples are: beside this test, or where `scripts/test` has built them optimised.
 fn program(name: &str) -> PathBuf {
     if let Some(folder) = std::env::var_os("CATALYST_TRANSPORT_BIN_DIR") {
@@ -39,24 +49,35 @@ fn program(name: &str) -> PathBuf {
 
 impl Process {
     pub(crate) fn start(name: &str, arguments: &[&str]) -> Self {
-        Self::run(name, &program(name), arguments)
+        Self::launch(name, Command::new(program(name)).args(arguments))
     }
 
     /// The independent peer in Python, on Debian's own interpreter, which has the bindings.
     pub(crate) fn catalyst_peer(arguments: &[&str]) -> Self {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/peers/catalyst_peer.py");
-        Self::run("catalyst_peer.py", Path::new("/usr/bin/python3"), &[&[script], arguments].concat())
+        Self::launch("catalyst_peer.py", Command::new("/usr/bin/python3").arg(script).args(arguments))
     }
 
-    fn run(name: &str, path: &Path, arguments: &[&str]) -> Self {
-        let mut child = Command::new(path)
-            .args(arguments)
+    /// The same under strace, which writes every system call of every thread to a file.
+    pub(crate) fn traced(name: &str, trace: &Path, arguments: &[&str]) -> Self {
+        let mut command = Command::new("strace");
+        command.args(["-f", "-qq", "-o"]).arg(trace).arg(program(name)).args(arguments);
+        Self::launch(name, &mut command)
+    }
+
+    /// Whether strace is here and may trace.
+    pub(crate) fn can_trace() -> bool {
+        Command::new("strace").args(["-qq", "-o", "/dev/null", "true"]).status().is_ok_and(|status| status.success())
+    }
+
+    fn launch(name: &str, command: &mut Command) -> Self {
+        let mut child = command
             .env_remove("RUST_LOG")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .unwrap_or_else(|error| panic!("{}: {error}; build the examples first", path.display()));
+            .unwrap_or_else(|error| panic!("{command:?}: {error}; build the examples first"));
         let errors = Arc::new(Mutex::new(String::new()));
         let (stream, said) = (child.stderr.take().unwrap(), errors.clone());
         let reader = std::thread::spawn(move || {
@@ -79,7 +100,16 @@ impl Process {
 
     /// A coprocessor, and the port that it listens on.
     pub(crate) fn coprocessor(arguments: &[&str]) -> (Self, String) {
-        let mut process = Self::start("coprocessor", &[&["-p", "0"], arguments].concat());
+        Self::start("coprocessor", &[&["-p", "0"], arguments].concat()).listening()
+    }
+
+    /// A coprocessor under strace, and its port.
+    pub(crate) fn traced_coprocessor(trace: &Path, arguments: &[&str]) -> (Self, String) {
+        Self::traced("coprocessor", trace, &[&["-p", "0"], arguments].concat()).listening()
+    }
+
+    fn listening(self) -> (Self, String) {
+        let mut process = self;
         let mut line = String::new();
         BufReader::with_capacity(1, process.child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         let Some(port) = line.trim().strip_prefix("listening on ").and_then(|text| text.rsplit(':').next()) else {
@@ -183,7 +213,11 @@ impl Way {
         let ended = controller.end_within(bound);
         assert_eq!(ended.status.code(), Some(1));
         assert!(ended.stderr.contains("peer lost"), "{}", ended.stderr);
-        println!("the controller noticed after {:?}: {}", ended.took, ended.stderr.lines().last().unwrap_or_default());
+        println!(
+            "figure: the controller noticed a killed coprocessor after {:?}: {}",
+            ended.took,
+            ended.stderr.lines().last().unwrap_or_default()
+        );
     }
 
     /// Kills the controller in the middle of the rounds: the coprocessor reports the loss and serves the next one.
@@ -197,7 +231,11 @@ impl Way {
         let ended = coprocessor.end_within(bound);
         assert_eq!(ended.status.code(), Some(1));
         assert!(ended.stderr.contains("peer lost"), "{}", ended.stderr);
-        println!("the coprocessor noticed after {:?}: {}", ended.took, ended.stderr.lines().last().unwrap_or_default());
+        println!(
+            "figure: the coprocessor noticed a killed controller after {:?}: {}",
+            ended.took,
+            ended.stderr.lines().last().unwrap_or_default()
+        );
     }
 
     /// One coprocessor serves session after session, killed ones among them, until a signal ends it in good order.

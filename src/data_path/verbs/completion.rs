@@ -54,7 +54,9 @@ impl CompletionQueue {
             0 => Ok(None),
             // Of a failed completion only these fields are valid.
             1 => Ok(Some(Completed { id: entry.wr_id, status: entry.status, vendor_error: entry.vendor_err })),
-            failed => Err(self.context.error("ibv_poll_cq", failed.unsigned_abs() as i32, "polling for completions")),
+            // The number is negative and not an error number (`man ibv_poll_cq`): as one it would be read for something
+            // that never happened.
+            failed => Err(self.context.error("ibv_poll_cq", libc::EIO, format!("polling for completions ({failed})"))),
         }
     }
 }
@@ -91,7 +93,11 @@ pub(crate) fn meaning(status: u32, probed: bool) -> (&'static str, &'static str)
         4 => {
             ("IBV_WC_LOC_PROT_ERR", "the bytes to send are not inside of a registered region: a fault of this library")
         }
-        5 => ("IBV_WC_WR_FLUSH_ERR", "the queue pair was already in error; the first error tells why"),
+        5 => (
+            "IBV_WC_WR_FLUSH_ERR",
+            "the queue pair went into error and not by a write of this side: the peer wrote where it may not, or the \
+             device failed; the peer's error or the device's event tells why",
+        ),
         6 => ("IBV_WC_MW_BIND_ERR", "a memory window failed, which this library does not use"),
         7 => ("IBV_WC_BAD_RESP_ERR", "the peer's device answered with an unexpected opcode"),
         8 => ("IBV_WC_LOC_ACCESS_ERR", "a local region does not permit the access"),

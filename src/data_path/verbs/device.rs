@@ -159,17 +159,24 @@ impl Context {
     }
 
     /// Takes and acknowledges one asynchronous event. To be called only when the descriptor is readable.
-    pub(crate) fn take_event(&self) -> Option<(i32, *mut std::os::raw::c_void)> {
+    ///
+    /// # Errors
+    /// When there is one that cannot be read: the descriptor would stay readable for ever.
+    pub(crate) fn take_event(&self) -> Result<Option<(i32, *mut std::os::raw::c_void)>> {
         let mut event = ffi::AsyncEvent { element: std::ptr::null_mut(), event_type: -1 };
         // SAFETY: the context is open; the structure has the layout of the verbs interface with the enumeration as its
         // integer.
         if unsafe { (self.verbs.get_async_event)(self.raw, &mut event) } != 0 {
-            return None;
+            let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
+            return match errno {
+                libc::EINTR | libc::EAGAIN => Ok(None),
+                _ => Err(self.error("ibv_get_async_event", errno, "reading an event of the device")),
+            };
         }
         let taken = (event.event_type, event.element);
         // SAFETY: every event that was taken is acknowledged once, before its object can be destroyed.
         unsafe { (self.verbs.ack_async_event)(&mut event) };
-        Some(taken)
+        Ok(Some(taken))
     }
 }
 
@@ -192,15 +199,18 @@ pub(crate) fn choose(
     gid_index: Option<u8>,
     local: IpAddr,
 ) -> Result<(Arc<Context>, Route)> {
-    let all = list(verbs)?;
+    let (all, failures) = read_all(verbs)?;
     let candidates: Vec<_> = all
         .iter()
-        .filter(|device| wanted.is_none_or(|name| answers_to(device, name)))
         .flat_map(|device| device.ports.iter().map(move |found| (device, found)))
+        .filter(|(device, found)| wanted.is_none_or(|name| device.name == name || answers_to(found, name)))
         .filter(|(_, found)| port.is_none_or(|number| found.number == number))
         .collect();
     let device_error = |problem: String| TransportError::Device { problem, remedy: describe(&all) };
     if candidates.is_empty() {
+        if let Some((_, error)) = failures.into_iter().find(|(name, _)| Some(name.as_str()) == wanted) {
+            return Err(error);
+        }
         return Err(device_error(match (wanted, port) {
             (Some(name), Some(number)) => format!("no RDMA device is, or belongs to, {name} and has a port {number}"),
             (Some(name), None) => format!("no RDMA device is, or belongs to, {name}"),
@@ -227,7 +237,7 @@ pub(crate) fn choose(
         pkey,
         ..Route::default()
     };
-    let gid = choose_gid(found, gid_index, local).map_err(|problem| TransportError::Device {
+    let gid = choose_gid(found, gid_index, wanted, local).map_err(|problem| TransportError::Device {
         problem: format!("{problem} on {} port {}", device.name, found.number),
         remedy: describe(std::slice::from_ref(device)),
     })?;
@@ -243,17 +253,23 @@ pub(crate) fn choose(
 }
 
 /// The GID to use; none is needed on InfiniBand.
-fn choose_gid(port: &PortInfo, index: Option<u8>, local: IpAddr) -> Result<Option<&GidInfo>, String> {
+fn choose_gid<'a>(
+    port: &'a PortInfo,
+    index: Option<u8>,
+    wanted: Option<&str>,
+    local: IpAddr,
+) -> Result<Option<&'a GidInfo>, String> {
     if let Some(index) = index {
         return match port.gids.iter().find(|gid| gid.index == u32::from(index)) {
             Some(gid) => Ok(Some(gid)),
             None => Err(format!("GID index {index} is empty")),
         };
     }
-    // Better ones come first: the address of the out-of-band connection, then RoCE v2, then an address of IPv4, and among
+    // Better ones come first: what the caller named, then the address of the out-of-band connection, then RoCE v2, then an address of IPv4, and among
     // equals the lower index.
     let best = port.gids.iter().min_by_key(|gid| {
         (
+            !wanted.is_some_and(|name| named(gid, name)),
             gid.ip() != local.to_canonical(),
             gid.gid_type != Some(GidType::RoceV2),
             !gid.ip().is_ipv4(),
@@ -267,12 +283,15 @@ fn choose_gid(port: &PortInfo, index: Option<u8>, local: IpAddr) -> Result<Optio
     Ok(best)
 }
 
-fn answers_to(device: &DeviceInfo, name: &str) -> bool {
+/// Whether a GID of the port has this interface or address.
+fn answers_to(port: &PortInfo, name: &str) -> bool {
+    port.gids.iter().any(|gid| named(gid, name))
+}
+
+/// Whether the GID has this interface or address.
+fn named(gid: &GidInfo, name: &str) -> bool {
     let address: Option<IpAddr> = name.parse().ok();
-    device.name == name
-        || device.ports.iter().flat_map(|port| &port.gids).any(|gid| {
-            gid.interface.as_deref() == Some(name) || address.is_some_and(|address| gid.ip() == address.to_canonical())
-        })
+    gid.interface.as_deref() == Some(name) || address.is_some_and(|address| gid.ip() == address.to_canonical())
 }
 
 fn mtu_number(bytes: u32) -> u8 {
@@ -281,29 +300,35 @@ fn mtu_number(bytes: u32) -> u8 {
 
 /// Every device, port and GID. A device that cannot be opened is left out with a warning.
 pub(crate) fn list(verbs: &'static Table) -> Result<Vec<DeviceInfo>> {
+    read_all(verbs).map(|(devices, _)| devices)
+}
+
+/// Devices that cannot be read: their names, and why.
+type Failures = Vec<(String, TransportError)>;
+
+/// Every device that can be read, and those that cannot. At least one can.
+fn read_all(verbs: &'static Table) -> Result<(Vec<DeviceInfo>, Failures)> {
     let names: Vec<String> = DeviceList::get(verbs)?.iter().map(|(name, _)| name).collect();
     if names.is_empty() {
         return Err(no_device());
     }
     let mut devices = Vec::new();
-    let mut first_failure = None;
+    let mut failures = Vec::new();
     for name in names {
-        let read = Context::open(verbs, &name).and_then(|context| {
-            let ports = (1..=context.port_count()?).map(|port| context.port_info(port)).collect::<Result<_>>()?;
-            Ok(DeviceInfo { name, ports })
-        });
+        let read = Context::open(verbs, &name)
+            .and_then(|context| (1..=context.port_count()?).map(|port| context.port_info(port)).collect());
         match read {
-            Ok(device) => devices.push(device),
+            Ok(ports) => devices.push(DeviceInfo { name, ports }),
             Err(error) => {
                 tracing::warn!(%error, "an RDMA device cannot be used");
-                first_failure.get_or_insert(error);
+                failures.push((name, error));
             }
         }
     }
-    match first_failure {
-        Some(error) if devices.is_empty() => Err(error),
-        _ => Ok(devices),
+    if devices.is_empty() {
+        return Err(failures.swap_remove(0).1);
     }
+    Ok((devices, failures))
 }
 
 /// Why the list of devices is empty, as far as the system shows it.
@@ -405,8 +430,13 @@ impl DeviceList {
         (0..self.count).map(|index| {
             // SAFETY: the list has `count` entries and lives as long as `self`.
             let device = unsafe { *self.raw.add(index) };
-            // SAFETY: an entry of the list; the name is a string inside of it.
-            let name = unsafe { CStr::from_ptr((self.verbs.get_device_name)(device)) };
+            // SAFETY: an entry of the list.
+            let name = unsafe { (self.verbs.get_device_name)(device) };
+            if name.is_null() {
+                return (String::from("without a name"), device);
+            }
+            // SAFETY: the name is a string inside of the entry.
+            let name = unsafe { CStr::from_ptr(name) };
             (name.to_string_lossy().into_owned(), device)
         })
     }
@@ -456,15 +486,15 @@ mod tests {
             (3, "::ffff:10.0.0.1", GidType::RoceV2),
             (5, "::ffff:10.0.0.2", GidType::RoceV2),
         ]);
-        let chosen = |address: &str| choose_gid(&table, None, address.parse().unwrap()).unwrap().unwrap().index;
+        let chosen = |address: &str| choose_gid(&table, None, None, address.parse().unwrap()).unwrap().unwrap().index;
         assert_eq!(chosen("10.0.0.2"), 5);
         assert_eq!(chosen("::ffff:10.0.0.2"), 5);
         assert_eq!(chosen("10.0.0.1"), 3);
         assert_eq!(chosen("127.0.0.1"), 3);
-        assert_eq!(choose_gid(&table, Some(0), "10.0.0.1".parse().unwrap()).unwrap().unwrap().index, 0);
-        let hole = choose_gid(&table, Some(4), "10.0.0.1".parse().unwrap()).unwrap_err();
+        assert_eq!(choose_gid(&table, Some(0), None, "10.0.0.1".parse().unwrap()).unwrap().unwrap().index, 0);
+        let hole = choose_gid(&table, Some(4), None, "10.0.0.1".parse().unwrap()).unwrap_err();
         assert!(hole.contains("index 4 is empty"), "{hole}");
-        let none = choose_gid(&port(&[]), None, "10.0.0.1".parse().unwrap()).unwrap_err();
+        let none = choose_gid(&port(&[]), None, None, "10.0.0.1".parse().unwrap()).unwrap_err();
         assert!(none.contains("give its interface an address"), "{none}");
     }
 

@@ -19,7 +19,7 @@ pub(crate) use rdma_sys::{
 
 /// What the fabricated device has to build beyond that.
 #[cfg(feature = "fabricated")]
-pub(crate) use rdma_sys::{_compat_ibv_port_attr, ibv_wc_status};
+pub(crate) use rdma_sys::{_compat_ibv_port_attr, ibv_comp_channel, ibv_wc_opcode, ibv_wc_status};
 
 /// `IBV_LINK_LAYER_INFINIBAND`.
 pub(crate) const LINK_LAYER_INFINIBAND: u8 = 1;

@@ -1,5 +1,6 @@
 //! Protection domains and registered memory.
 
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::raw::c_int;
 use std::sync::Arc;
 
@@ -78,20 +79,28 @@ impl Region {
     /// Registers the first `bytes` of a dma-buf and maps them, so that the rings in them can be polled.
     pub(crate) fn from_dma_buf(
         domain: &Arc<ProtectionDomain>,
-        descriptor: std::os::fd::RawFd,
+        descriptor: BorrowedFd<'_>,
         bytes: usize,
         kind: MemKind,
     ) -> Result<Self> {
-        let mapping =
-            MmapOptions::new().len(bytes).map_raw(descriptor).map_err(|error| TransportError::Unsupported {
+        let mapping = MmapOptions::new().len(bytes).map_raw(descriptor.as_raw_fd()).map_err(|error| {
+            TransportError::Unsupported {
                 what: format!("polling {kind:?} memory from this process"),
-                reason: format!("mmap of dma-buf descriptor {descriptor} failed with {error}"),
-            })?;
+                reason: format!("mmap of dma-buf descriptor {} failed with {error}", descriptor.as_raw_fd()),
+            }
+        })?;
         let memory = SharedBytes::new(Arc::new(mapping));
-        // SAFETY: the caller of the session keeps the descriptor open; the address serves only as the I/O virtual address
+        // SAFETY: the descriptor is borrowed and so open; the address serves only as the I/O virtual address
         // and is that of the mapping above, which outlives the registration.
         let raw = unsafe {
-            (domain.context.verbs.reg_dmabuf_mr)(domain.raw, 0, bytes, memory.address(0), descriptor, access(true))
+            (domain.context.verbs.reg_dmabuf_mr)(
+                domain.raw,
+                0,
+                bytes,
+                memory.address(0),
+                descriptor.as_raw_fd(),
+                access(true),
+            )
         };
         if raw.is_null() {
             let error = std::io::Error::last_os_error();

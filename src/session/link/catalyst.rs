@@ -33,7 +33,9 @@ impl Link {
         let local = channel.local_addr().ip();
         let peer_name = channel.peer_addr().to_string();
         self.catalyst = Some(channel);
-        self.path = Some(DataPath::open(DataPathCode::Verbs, self.role, &self.config, local)?);
+        // A peer may fill the ring, however few rounds this side wants in flight.
+        let slots = Geometry::catalyst(1).slots();
+        self.path = Some(DataPath::open(DataPathCode::Verbs, self.role, &self.config, slots, local)?);
         self.connected(self.config.channel.clone(), &peer_name);
         Ok(())
     }
@@ -159,8 +161,7 @@ impl Link {
         let reader = FrameReader::new(path.incoming(), incoming, NO_CHECK, first);
         let writer = FrameWriter::new(outgoing, NO_CHECK, first);
         let channel = self.catalyst.take().expect("connected");
-        let hang_up = Some(channel.hang_up()?);
         self.established(desc, Line::Catalyst(channel))?;
-        Ok(Movement { path: self.path.take().expect("connected"), reader, writer, hang_up })
+        Ok(Movement { path: self.path.take().expect("connected"), reader, writer })
     }
 }
