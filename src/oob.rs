@@ -24,7 +24,7 @@ pub(crate) mod message;
 mod wait;
 
 #[cfg(test)]
-mod test_support;
+pub(crate) mod test_support;
 
 pub(crate) use catalyst_channel::{CatalystChannel, Patience};
 pub(crate) use catalyst_message::{CatalystMessage, PairEnd};
