@@ -38,7 +38,7 @@ fn a_flood_of_messages_is_an_error_of_the_protocol() {
         let (channel, socket) = established();
         let address = channel.peer_addr().to_string();
         let peer = Arc::new(Peer::new());
-        let watcher = Watcher::start(channel, peer.clone(), None, LIVENESS).unwrap();
+        let watcher = Watcher::start(Line::Native(Box::new(channel)), peer.clone(), None, LIVENESS).unwrap();
         let flooding = flood(socket);
         wait_for(&peer, Phase::Lost);
         match peer.obstacle("round") {
@@ -60,7 +60,7 @@ fn a_flood_holds_up_neither_telling_nor_the_close() {
             let (channel, socket) = established();
             let flooding = flood(socket);
             let peer = Arc::new(Peer::new());
-            let watcher = Watcher::start(channel, peer.clone(), None, LIVENESS).unwrap();
+            let watcher = Watcher::start(Line::Native(Box::new(channel)), peer.clone(), None, LIVENESS).unwrap();
             wait_for_any(&peer);
             std::thread::sleep(Duration::from_millis(moments));
             let began = Instant::now();
@@ -84,7 +84,7 @@ fn many_starts_and_stops_are_no_flood() {
     watchdog(|| {
         let (channel, mut socket) = established();
         let peer = Arc::new(Peer::new());
-        let watcher = Watcher::start(channel, peer.clone(), None, LIVENESS).unwrap();
+        let watcher = Watcher::start(Line::Native(Box::new(channel)), peer.clone(), None, LIVENESS).unwrap();
         let turn = [Message::Started.encode(SESSION), Message::Stopped.encode(SESSION)].concat();
         socket.write_all(&turn.repeat(10_000)).unwrap();
         socket.write_all(&Message::Started.encode(SESSION)).unwrap();
@@ -103,7 +103,7 @@ fn the_last_word_counts_even_behind_many() {
         for count in [1, MOST_HEARD - 1, MOST_HEARD, MOST_HEARD + 1, 3 * MOST_HEARD, 1000] {
             let (channel, mut socket) = established();
             let peer = Arc::new(Peer::new());
-            let watcher = Watcher::start(channel, peer.clone(), None, LIVENESS).unwrap();
+            let watcher = Watcher::start(Line::Native(Box::new(channel)), peer.clone(), None, LIVENESS).unwrap();
             let mut words = Message::Started.encode(SESSION).repeat(count as usize);
             words.extend(Message::Stopped.encode(SESSION));
             socket.write_all(&words).unwrap();
