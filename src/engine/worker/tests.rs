@@ -27,7 +27,7 @@ fn rig(depth: u32, first: u32) -> Rig {
 impl Rig {
     /// Sends a request, whether there is room for it or not.
     fn request(&mut self, payload: &[u8]) {
-        let end = self.worker.requests.geometry().slot_end(self.requests.sequence());
+        let end = self.worker.requests.geometry().frame_end(self.requests.sequence());
         self.requests.stage(&self.memory, end, payload);
         self.requests.publish(&self.memory, end, 0, 0);
     }
@@ -84,7 +84,7 @@ fn a_damaged_request_is_given_up_after_the_patience() {
         assert_eq!(rig.work(), Some(1));
         // The right number at the right place, in a stranger's name.
         let mut stranger = FrameWriter::new(Geometry::new(4, 8), Check::Session(SESSION + 1), 2);
-        let end = Geometry::new(4, 8).slot_end(2);
+        let end = Geometry::new(4, 8).frame_end(2);
         stranger.publish(&rig.memory, end, 0, 0);
         let began = Instant::now();
         let error = loop {
