@@ -45,6 +45,8 @@
 //! # Features
 //! - `rdma` (default): the data path over libibverbs, which has to be installed. Without it the crate needs no system package,
 //!   and shared memory remains.
+//! - `capi`: the C interface that compiled PennyLane Catalyst programs call and the C++ plugin of its runtime, as
+//!   `libcatalyst_transport.so` with the header `include/catalyst_transport.h`. See `docs/catalyst.md`.
 //!
 //! # Waits and their ends
 //!
@@ -61,6 +63,8 @@
 //! | `stop`, coprocessor function does not return | 1 s | [`SessionConfig::stop_timeout`] | [`TransportError::Engine`] |
 //! | host name look-up | the resolver's own bound | `resolv.conf` | [`TransportError::Timeout`] |
 
+#[cfg(feature = "capi")]
+mod capi;
 mod config;
 mod data_path;
 mod devices;
