@@ -53,6 +53,8 @@ pub(super) struct Handle {
 /// What the lock guards.
 pub(super) struct Core {
     pub(super) session: Session,
+    /// Since `connect`, until a later step of the bring-up fails.
+    connected: bool,
     local: Option<MemRegion>,
     peer: Option<PeerRef>,
     established: bool,
@@ -109,7 +111,7 @@ impl Handle {
             }
         };
         let (request, reply) = (config.channel().request_capacity, config.channel().reply_capacity);
-        let core = Core { session, local: None, peer: None, established: false, items: HashMap::new(), in_slot: false };
+        let core = Core { session, connected: false, local: None, peer: None, established: false, items: HashMap::new(), in_slot: false };
         Ok(Self {
             role,
             key: key.into(),
@@ -126,6 +128,13 @@ impl Handle {
             request: Slot::new(request),
             reply: Slot::new(reply),
         })
+    }
+
+    /// The same failure, saying whose it is.
+    pub(super) fn named(&self, failure: Failure) -> Failure {
+        let whose =
+            if self.key.is_empty() { format!("{}", self.role) } else { format!("{} '{}'", self.role, self.key) };
+        Failure { text: format!("{whose}: {}", failure.text), ..failure }
     }
 
     /// The lock, waited for until `bound`.
@@ -211,6 +220,9 @@ impl Handle {
     /// `connect`: the peer of a coprocessor and both of a memcpy pair need not be named.
     pub(super) fn connect(&self, peer: &str, port: u16) -> Result<(), Failure> {
         self.with_patience(|core| {
+            if core.connected {
+                return Err(Failure::new("the session is connected; for a new connection destroy it and create a new one"));
+            }
             let named = self.backend != Backend::Memcpy;
             if named && port == 0 {
                 return Err(Failure::new("port 0: name the TCP port that the coprocessor listens on, on both sides"));
@@ -223,9 +235,7 @@ impl Handle {
             let connected = core.session.either().connect(&info);
             registry::pairs().withdraw(std::ptr::from_ref(self) as usize);
             connected.map_err(|error| if self.closing() { destroyed() } else { error.into() })?;
-            (core.local, core.peer, core.established, core.in_slot) = (None, None, false, false);
-            core.items.clear();
-            self.running.store(false, Ordering::Release);
+            core.connected = true;
             Ok(())
         })
     }
@@ -271,14 +281,23 @@ impl Handle {
                 Some(local) => local,
                 None => core.alloc_memory(self, REGION_BYTES, MemKind::CpuRam)?,
             };
-            core.local = None;
-            let desc = self.config.channel();
             let session = core.session.either();
-            let peer = session.exchange_keys(&local)?;
-            session.establish_channel(desc, &local, &peer)?;
-            core.peer = Some(peer);
-            core.established = false;
-            Ok(peer)
+            let exchanged = session.exchange_keys(&local).and_then(|peer| {
+                session.establish_channel(self.config.channel(), &local, &peer)?;
+                Ok(peer)
+            });
+            match exchanged {
+                Ok(peer) => {
+                    core.peer = Some(peer);
+                    Ok(peer)
+                }
+                // A call too many has changed nothing; after any other failure the session has been undone.
+                Err(error @ TransportError::OutOfOrder { .. }) => Err(error.into()),
+                Err(error) => {
+                    (core.connected, core.local) = (false, None);
+                    Err(error.into())
+                }
+            }
         })
     }
 

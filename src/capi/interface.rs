@@ -10,11 +10,10 @@ use super::function::Answerer;
 use super::handle::Handle;
 use super::registry;
 
-/// Prefix of what is told.
-macro_rules! call {
-    ($name:literal) => {
-        concat!("__catalyst__transport__", $name)
-    };
+/// Does something with a session; its failure says which one it was.
+fn on<T>(session: u64, work: impl FnOnce(&Handle) -> Result<T, Failure>) -> Result<T, Failure> {
+    let handle = registry::find(session)?;
+    work(&handle).map_err(|failure| handle.named(failure))
 }
 
 fn text<'a>(what: &str, bytes: &'a [u8]) -> Result<&'a str, Failure> {
@@ -23,7 +22,7 @@ fn text<'a>(what: &str, bytes: &'a [u8]) -> Result<&'a str, Failure> {
 
 pub(super) fn create(backend: &[u8], config: &[u8], role: i32, key: &[u8]) -> u64 {
     guard(
-        call!("create"),
+        "create",
         |_| 0,
         || {
             let backend = Backend::from_name(text("backend", backend)?)?;
@@ -35,80 +34,82 @@ pub(super) fn create(backend: &[u8], config: &[u8], role: i32, key: &[u8]) -> u6
 }
 
 pub(super) fn get_session(role: i32, key: &[u8]) -> u64 {
-    guard(call!("get_session"), |_| 0, || registry::find_key(registry::role(role)?, text("key", key)?))
+    guard("get_session", |_| 0, || registry::find_key(registry::role(role)?, text("key", key)?))
 }
 
 pub(super) fn connect(session: u64, peer: &[u8], port: u16) -> i32 {
-    guard_status(call!("connect"), || registry::find(session)?.connect(text("peer", peer)?, port))
+    guard_status("connect", || on(session, |handle| handle.connect(text("peer", peer)?, port)))
 }
 
 pub(super) fn connect_async(session: u64, peer: &[u8], port: u16) -> i64 {
-    guard(call!("connect_async"), i64::from, || {
+    guard("connect_async", i64::from, || {
         let handle = registry::find(session)?;
         let peer = text("peer", peer)?.to_owned();
         handle.listen_ahead(port);
         let theirs = handle.clone();
-        registry::spawn(session, &handle, move || guard_status(call!("connect_async"), || theirs.connect(&peer, port)))
+        registry::spawn(session, &handle, move || {
+            guard_status("connect_async", || theirs.connect(&peer, port).map_err(|failure| theirs.named(failure)))
+        })
     })
 }
 
 pub(super) fn exchange_keys(session: u64) -> i32 {
-    guard_status(call!("exchange_keys"), || registry::find(session)?.exchange_keys(None).map(drop))
+    guard_status("exchange_keys", || on(session, |handle| handle.exchange_keys(None).map(drop)))
 }
 
 pub(super) fn exchange_keys_async(session: u64) -> i64 {
-    guard(call!("exchange_keys_async"), i64::from, || {
+    guard("exchange_keys_async", i64::from, || {
         let handle = registry::find(session)?;
         let theirs = handle.clone();
         registry::spawn(session, &handle, move || {
-            guard_status(call!("exchange_keys_async"), || theirs.exchange_keys(None).map(drop))
+            guard_status("exchange_keys_async", || {
+                theirs.exchange_keys(None).map(drop).map_err(|failure| theirs.named(failure))
+            })
         })
     })
 }
 
 pub(super) fn wait(token: i64) -> i32 {
-    guard(call!("await"), |code| code, || registry::wait(token))
+    guard("await", |code| code, || registry::wait(token))
 }
 
 pub(super) fn establish_channel(session: u64, transport: &[u8]) -> i32 {
-    guard_status(call!("establish_channel"), || {
-        registry::find(session)?.establish_channel(text("transport", transport)?)
-    })
+    guard_status("establish_channel", || on(session, |handle| handle.establish_channel(text("transport", transport)?)))
 }
 
 pub(super) fn set_coprocessor_fn(session: u64, symbol: &[u8]) -> i32 {
-    guard_status(call!("set_coprocessor_fn"), || {
-        registry::find(session)?.set_answerer(Answerer::named(text("function's name", symbol)?)?)
+    guard_status("set_coprocessor_fn", || {
+        on(session, |handle| handle.set_answerer(Answerer::named(text("function's name", symbol)?)?))
     })
 }
 
 pub(super) fn set_message_sizes(session: u64, index: u32, request: u64, reply: u64) -> i32 {
-    guard_status(call!("set_message_sizes"), || registry::find(session)?.set_message_sizes(index, request, reply))
+    guard_status("set_message_sizes", || on(session, |handle| handle.set_message_sizes(index, request, reply)))
 }
 
 pub(super) fn request_slot(session: u64) -> *mut u8 {
-    guard(call!("request_slot"), |_| std::ptr::null_mut(), || registry::find(session)?.request_slot())
+    guard("request_slot", |_| std::ptr::null_mut(), || on(session, Handle::request_slot))
 }
 
 /// # Safety
 /// `source` is NULL or points to `bytes` bytes.
 pub(super) unsafe fn stage_payload(session: u64, source: *const u8, bytes: u64, decoder_id: u32) -> i32 {
-    guard_status(call!("stage_payload"), || {
+    guard_status("stage_payload", || {
         // SAFETY: the caller's promise.
-        unsafe { registry::find(session)?.stage_payload(source, bytes, decoder_id) }
+        on(session, |handle| unsafe { handle.stage_payload(source, bytes, decoder_id) })
     })
 }
 
 pub(super) fn reply_slot(session: u64) -> *mut u8 {
-    guard(call!("reply_slot"), |_| std::ptr::null_mut(), || Ok(registry::find(session)?.reply_slot()))
+    guard("reply_slot", |_| std::ptr::null_mut(), || Ok(registry::find(session)?.reply_slot()))
 }
 
 pub(super) fn post(session: u64, index: u32) -> i32 {
-    guard_status(call!("post"), || registry::find(session)?.post(index))
+    guard_status("post", || on(session, |handle| handle.post(index)))
 }
 
 pub(super) fn start(session: u64) -> i32 {
-    guard_status(call!("start"), || registry::find(session)?.start())
+    guard_status("start", || on(session, Handle::start))
 }
 
 /// # Safety
@@ -116,14 +117,13 @@ pub(super) fn start(session: u64) -> i32 {
 pub(super) unsafe fn collect(session: u64, reply: *mut u8, bytes: u64) -> i32 {
     // More than memory can hold is the buffer's own contract broken; nothing is written then.
     let bytes = usize::try_from(bytes).ok().filter(|bytes| isize::try_from(*bytes).is_ok());
-    let code = guard_status(call!("collect"), || {
-        let handle = registry::find(session)?;
-        match bytes {
+    let code = guard_status("collect", || {
+        on(session, |handle| match bytes {
             _ if reply.is_null() => Err(Failure::new("the reply buffer is NULL")),
             None => Err(Failure::new("no buffer has so many bytes")),
             // SAFETY: the caller's promise.
             Some(bytes) => unsafe { handle.collect(&[(reply, bytes)]) },
-        }
+        })
     });
     if code != OK {
         // SAFETY: the caller's promise.
@@ -133,19 +133,19 @@ pub(super) unsafe fn collect(session: u64, reply: *mut u8, bytes: u64) -> i32 {
 }
 
 pub(super) fn last_rtt_ns(session: u64) -> u64 {
-    guard(call!("last_rtt_ns"), |_| 0, || Ok(registry::find(session)?.last_rtt_ns()))
+    guard("last_rtt_ns", |_| 0, || Ok(registry::find(session)?.last_rtt_ns()))
 }
 
 pub(super) fn stop(session: u64) -> i32 {
-    guard_status(call!("stop"), || registry::find(session)?.stop())
+    guard_status("stop", || on(session, Handle::stop))
 }
 
 pub(super) fn destroy(session: u64) -> i32 {
-    guard_status(call!("destroy"), || {
+    guard_status("destroy", || {
         let handle = registry::remove(session)?;
         let destroyed = handle.destroy();
         registry::forget(session, std::time::Duration::from_millis(100));
-        destroyed
+        destroyed.map_err(|failure| handle.named(failure))
     })
 }
 
@@ -167,15 +167,17 @@ pub(super) unsafe fn start_benchmark(
     if used != 0 {
         unsafe { samples.cast::<u8>().write_bytes(0, used * 8) };
     }
-    let code = guard_status(call!("start_benchmark"), || {
+    let code = guard_status("start_benchmark", || {
         if samples.is_null() && samples_bytes != 0 {
             return Err(Failure::new("the buffer of the samples is NULL"));
         }
-        registry::find(session)?.benchmark(wanted, &mut done, |round, nanoseconds| {
-            if round < room {
-                // SAFETY: within the buffer.
-                unsafe { samples.add(round).write_unaligned(nanoseconds) };
-            }
+        on(session, |handle| {
+            handle.benchmark(wanted, &mut done, |round, nanoseconds| {
+                if round < room {
+                    // SAFETY: within the buffer.
+                    unsafe { samples.add(round).write_unaligned(nanoseconds) };
+                }
+            })
         })
     });
     if !rounds.is_null() {
