@@ -42,6 +42,11 @@ impl Shared {
         self.stop.load(Ordering::Relaxed)
     }
 
+    /// Takes back what [`stopping`](Self::stopping) says, before the loop or its worker starts again.
+    pub(crate) fn restart(&self) {
+        self.stop.store(false, Ordering::Relaxed);
+    }
+
     /// Counts a served round.
     #[inline]
     pub(crate) fn count(&self) {
@@ -81,7 +86,7 @@ impl Engine {
             return Err((error, Box::new(work)));
         }
         let shared = work.shared().clone();
-        shared.stop.store(false, Ordering::Relaxed);
+        shared.restart();
         let (give_back, finished) = channel();
         let (tell, told) = channel();
         let settings = real_time::Settings::from(config);

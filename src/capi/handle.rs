@@ -111,7 +111,15 @@ impl Handle {
             }
         };
         let (request, reply) = (config.channel().request_capacity, config.channel().reply_capacity);
-        let core = Core { session, connected: false, local: None, peer: None, established: false, items: HashMap::new(), in_slot: false };
+        let core = Core {
+            session,
+            connected: false,
+            local: None,
+            peer: None,
+            established: false,
+            items: HashMap::new(),
+            in_slot: false,
+        };
         Ok(Self {
             role,
             key: key.into(),
@@ -221,7 +229,9 @@ impl Handle {
     pub(super) fn connect(&self, peer: &str, port: u16) -> Result<(), Failure> {
         self.with_patience(|core| {
             if core.connected {
-                return Err(Failure::new("the session is connected; for a new connection destroy it and create a new one"));
+                return Err(Failure::new(
+                    "the session is connected; for a new connection destroy it and create a new one",
+                ));
             }
             let named = self.backend != Backend::Memcpy;
             if named && port == 0 {

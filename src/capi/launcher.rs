@@ -4,10 +4,11 @@
 //! each (value, decoder id, and last the sequence number). A thread here carries requests from the session's ring into the
 //! first and replies out of the second.
 
+use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use super::function::Context;
 use crate::engine::spin::Spinner;
@@ -20,7 +21,8 @@ const SLOTS: u32 = 256;
 /// Payload bytes of a frame.
 const VALUE: usize = 8;
 
-/// What a launcher gets. The memory lives as long as the process, so a worker that is late to stop does no harm.
+/// What a launcher gets. The worker has to end soon after it is told to; the memory is never freed but used again by later
+/// sessions, so that a late one does not crash.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Launch {
@@ -40,7 +42,39 @@ pub(super) struct Launch {
 /// `int fn(const Launch *, void *ctx)`: starts the worker and returns at once; not 0 is a failure.
 pub(super) type LauncherFn = unsafe extern "C" fn(*const Launch, *mut c_void) -> c_int;
 
-/// A launcher, and the rings of its worker.
+/// Rings that no worker uses any more, the oldest first.
+static SPARE: Mutex<VecDeque<&'static Rings>> = Mutex::new(VecDeque::new());
+
+/// Rings that rest before one is used again, in which time a late worker will have ended.
+const RESTING: usize = 4;
+
+impl Rings {
+    fn take() -> &'static Self {
+        let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
+        if spare.len() > RESTING
+            && let Some(rings) = spare.pop_front()
+        {
+            for slot in rings.requests.iter().chain(&rings.replies) {
+                slot.sequence.store(0, Ordering::Relaxed);
+            }
+            rings.stop.store(0, Ordering::Release);
+            return rings;
+        }
+        Box::leak(Box::new(Self {
+            requests: std::array::from_fn(|_| RingSlot::default()),
+            replies: std::array::from_fn(|_| RingSlot::default()),
+            stop: AtomicI32::new(0),
+        }))
+    }
+
+    /// Tells the worker to end.
+    fn give_back(&'static self) {
+        self.stop.store(1, Ordering::Release);
+        SPARE.lock().unwrap_or_else(PoisonError::into_inner).push_back(self);
+    }
+}
+
+/// A launcher.
 #[derive(Debug)]
 pub(super) struct Bridge {
     launcher: LauncherFn,
@@ -81,11 +115,7 @@ impl Bridge {
             )
             .into());
         }
-        let shared = Arc::new(Rings {
-            requests: std::array::from_fn(|_| RingSlot::default()),
-            replies: std::array::from_fn(|_| RingSlot::default()),
-            stop: AtomicI32::new(0),
-        });
+        let shared = Rings::take();
         let launch = Launch {
             ring: shared.requests.as_ptr().cast_mut().cast(),
             ring_slots: SLOTS,
@@ -94,19 +124,16 @@ impl Bridge {
             total: 0,
             stream: null_mut(),
         };
-        // The worker does not say when it has ended: what it was given is never freed.
-        std::mem::forget(shared.clone());
         let (context, launcher) = (self.context, self.launcher);
         // SAFETY: the launcher is of this type, and what it gets outlives it.
         let code = unsafe { launcher(&launch, context.0) };
         if code != 0 {
-            shared.stop.store(1, Ordering::Release);
+            shared.give_back();
             return Err(format!("the launcher returned {code}").into());
         }
-        let feeding = shared.clone();
-        let spawned = std::thread::Builder::new().name("catalyst-bridge".into()).spawn(move || feed(rings, &feeding));
+        let spawned = std::thread::Builder::new().name("catalyst-bridge".into()).spawn(move || feed(rings, shared));
         if let Err(error) = spawned {
-            shared.stop.store(1, Ordering::Release);
+            shared.give_back();
             return Err(error.into());
         }
         Ok(())
@@ -114,7 +141,7 @@ impl Bridge {
 }
 
 /// Carries requests to the worker and its replies back until the session stops.
-fn feed(mut rings: WorkerRings, shared: &Rings) {
+fn feed(mut rings: WorkerRings, shared: &'static Rings) {
     let spinner = Spinner::new();
     let (mut given, mut taken) = (0_u32, 0_u32);
     let mut value = [0; VALUE];
@@ -155,5 +182,7 @@ fn feed(mut rings: WorkerRings, shared: &Rings) {
             spinner.rest();
         }
     }
-    shared.stop.store(1, Ordering::Release);
+    // The rings first: when the engine sees the worker gone, it has been told to end.
+    shared.give_back();
+    drop(rings);
 }

@@ -1,6 +1,6 @@
 //! Which sessions, keys, tokens and pairs there are in this process.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -16,14 +16,14 @@ const FIRST: u64 = 0x0CA7_0000_0000_0010;
 const STEP: u64 = 0x10;
 
 /// Sessions by number, and numbers by key for each role.
-#[derive(Default)]
 struct Sessions {
     made: u64,
-    by_number: Option<HashMap<u64, Arc<Handle>>>,
-    by_key: [Option<HashMap<String, u64>>; 2],
+    by_number: BTreeMap<u64, Arc<Handle>>,
+    by_key: [BTreeMap<String, u64>; 2],
 }
 
-static SESSIONS: RwLock<Sessions> = RwLock::new(Sessions { made: 0, by_number: None, by_key: [None, None] });
+static SESSIONS: RwLock<Sessions> =
+    RwLock::new(Sessions { made: 0, by_number: BTreeMap::new(), by_key: [BTreeMap::new(), BTreeMap::new()] });
 
 /// Reads a role of C's.
 pub(super) fn role(number: i32) -> Result<Role, Failure> {
@@ -48,26 +48,26 @@ pub(super) fn insert(handle: Handle) -> u64 {
     let number = FIRST + sessions.made * STEP;
     sessions.made += 1;
     if !handle.key.is_empty() {
-        sessions.by_key[place(handle.role)].get_or_insert_default().insert(handle.key.clone(), number);
+        sessions.by_key[place(handle.role)].insert(handle.key.clone(), number);
         if handle.role == Role::Coprocessor {
             // A coprocessor that an earlier run left waiting is not this one's controller's.
             pairs().forget(&handle.key);
         }
     }
-    sessions.by_number.get_or_insert_default().insert(number, Arc::new(handle));
+    sessions.by_number.insert(number, Arc::new(handle));
     number
 }
 
 /// The session with this number.
 pub(super) fn find(number: u64) -> Result<Arc<Handle>, Failure> {
     let sessions = SESSIONS.read().unwrap_or_else(PoisonError::into_inner);
-    sessions.by_number.as_ref().and_then(|all| all.get(&number)).cloned().ok_or_else(|| unknown(number))
+    sessions.by_number.get(&number).cloned().ok_or_else(|| unknown(number))
 }
 
 /// The number of the session with this role and key.
 pub(super) fn find_key(role: Role, key: &str) -> Result<u64, Failure> {
     let sessions = SESSIONS.read().unwrap_or_else(PoisonError::into_inner);
-    sessions.by_key[place(role)].as_ref().and_then(|all| all.get(key)).copied().ok_or_else(|| {
+    sessions.by_key[place(role)].get(key).copied().ok_or_else(|| {
         Failure::new(format!(
             "there is no {role} with the key '{key}': create it with this key first; a key ends with its session's destroy"
         ))
@@ -77,10 +77,9 @@ pub(super) fn find_key(role: Role, key: &str) -> Result<u64, Failure> {
 /// Takes a session out; whoever still uses it keeps it.
 pub(super) fn remove(number: u64) -> Result<Arc<Handle>, Failure> {
     let mut sessions = SESSIONS.write().unwrap_or_else(PoisonError::into_inner);
-    let handle = sessions.by_number.as_mut().and_then(|all| all.remove(&number)).ok_or_else(|| unknown(number))?;
-    if let Some(keys) = &mut sessions.by_key[place(handle.role)]
-        && keys.get(&handle.key) == Some(&number)
-    {
+    let handle = sessions.by_number.remove(&number).ok_or_else(|| unknown(number))?;
+    let keys = &mut sessions.by_key[place(handle.role)];
+    if keys.get(&handle.key) == Some(&number) {
         keys.remove(&handle.key);
     }
     Ok(handle)
@@ -94,10 +93,9 @@ fn unknown(number: u64) -> Failure {
 }
 
 /// The ports of coprocessors that wait for the controller with their key, for the backend memcpy.
-#[derive(Default)]
-pub(super) struct Pairs(Mutex<Option<HashMap<String, (usize, u16)>>>);
+pub(super) struct Pairs(Mutex<BTreeMap<String, (usize, u16)>>);
 
-static PAIRS: Pairs = Pairs(Mutex::new(None));
+static PAIRS: Pairs = Pairs(Mutex::new(BTreeMap::new()));
 
 /// The coprocessors that wait for the controller with their key.
 pub(super) fn pairs() -> &'static Pairs {
@@ -105,31 +103,27 @@ pub(super) fn pairs() -> &'static Pairs {
 }
 
 impl Pairs {
-    fn lock(&self) -> MutexGuard<'_, Option<HashMap<String, (usize, u16)>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, (usize, u16)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `owner` waits at this port.
     pub(super) fn offer(&self, key: &str, owner: usize, port: u16) {
-        self.lock().get_or_insert_default().insert(key.into(), (owner, port));
+        self.lock().insert(key.into(), (owner, port));
     }
 
     /// `owner` no longer waits.
     pub(super) fn withdraw(&self, owner: usize) {
-        if let Some(waiting) = &mut *self.lock() {
-            waiting.retain(|_, (other, _)| *other != owner);
-        }
+        self.lock().retain(|_, (other, _)| *other != owner);
     }
 
     /// Where the one with this key waits.
     pub(super) fn port(&self, key: &str) -> Option<u16> {
-        self.lock().as_ref()?.get(key).map(|(_, port)| *port)
+        self.lock().get(key).map(|(_, port)| *port)
     }
 
     fn forget(&self, key: &str) {
-        if let Some(waiting) = &mut *self.lock() {
-            waiting.remove(key);
-        }
+        self.lock().remove(key);
     }
 }
 
@@ -142,13 +136,12 @@ struct Running {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-#[derive(Default)]
 struct Tokens {
     made: i64,
-    running: Option<HashMap<i64, Arc<Running>>>,
+    running: BTreeMap<i64, Arc<Running>>,
 }
 
-static TOKENS: Mutex<Tokens> = Mutex::new(Tokens { made: 0, running: None });
+static TOKENS: Mutex<Tokens> = Mutex::new(Tokens { made: 0, running: BTreeMap::new() });
 
 fn tokens() -> MutexGuard<'static, Tokens> {
     TOKENS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -183,7 +176,7 @@ pub(super) fn spawn(
     let mut tokens = tokens();
     tokens.made += 1;
     let token = tokens.made;
-    tokens.running.get_or_insert_default().insert(token, running);
+    tokens.running.insert(token, running);
     Ok(token)
 }
 
@@ -193,7 +186,7 @@ pub(super) fn wait(token: i64) -> Result<i32, Failure> {
     if matches!(i32::try_from(token), Ok(ERROR | MEMORY | TIMEOUT | STUCK)) {
         return Ok(token as i32);
     }
-    let Some(running) = tokens().running.as_ref().and_then(|all| all.get(&token)).cloned() else {
+    let Some(running) = tokens().running.get(&token).cloned() else {
         return Err(Failure::new(format!(
             "{token} is no token: it has been awaited, its session was destroyed, or no call gave it"
         )));
@@ -204,19 +197,21 @@ pub(super) fn wait(token: i64) -> Result<i32, Failure> {
             "the call has not ended within its own deadlines; await it again, or destroy the session",
         ));
     };
-    if let Some(all) = &mut tokens().running {
-        all.remove(&token);
-    }
+    tokens().running.remove(&token);
     Ok(status)
 }
 
 /// Forgets the tokens of a session that is being destroyed, waiting a little for its threads to end.
 pub(super) fn forget(session: u64, bound: Duration) {
-    let all: Vec<_> = match &mut tokens().running {
-        Some(running) => running.extract_if(|_, running| running.session == session).collect(),
-        None => return,
-    };
-    for (_, running) in all {
+    let mut all = Vec::new();
+    tokens().running.retain(|_, running| {
+        let theirs = running.session == session;
+        if theirs {
+            all.push(running.clone());
+        }
+        !theirs
+    });
+    for running in all {
         running.wait(Some(bound));
     }
 }

@@ -144,6 +144,8 @@ impl Loop {
     /// What the launcher says.
     pub(crate) fn launch(&mut self) -> Result<()> {
         let Source::Worker { launcher, hand_off } = &mut self.source else { return Ok(()) };
+        // Before the worker can look: it would take the last stop for its own.
+        self.shared.restart();
         let next = self.writer.sequence();
         self.reader.rewind(next);
         let (rings, reader) =
