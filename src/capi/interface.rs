@@ -163,8 +163,8 @@ pub(super) unsafe fn start_benchmark(
     let mut done = 0;
     // Samples of rounds that fail are 0, and not what an earlier run left there.
     let used = room.min(wanted.rounds as usize);
-    // SAFETY: the caller's promise; written as bytes, for the buffer of a packed result may be unaligned.
     if used != 0 {
+        // SAFETY: the caller's promise; written as bytes, for the array of a call may be unaligned.
         unsafe { samples.cast::<u8>().write_bytes(0, used * 8) };
     }
     let code = guard_status("start_benchmark", || {

@@ -144,11 +144,17 @@ pub(super) unsafe extern "C-unwind" fn collect(
     let status = guard_status("collect", || {
         // SAFETY: the module's contract.
         let handle = unsafe { Object::handle(this)? };
+        let (one, many);
+        // The way of every round has one buffer, and no allocation.
+        let buffers: &[_] = if count == 1 {
+            one = [buffer(0)];
+            &one
+        } else {
+            many = (0..count).map(buffer).collect::<Vec<_>>();
+            &many
+        };
         // SAFETY: the module's contract.
-        match count {
-            1 => unsafe { handle.collect(&[buffer(0)]) },
-            _ => unsafe { handle.collect(&(0..count).map(buffer).collect::<Vec<_>>()) },
-        }
+        unsafe { handle.collect(buffers) }
     });
     if status != super::super::failure::OK {
         // SAFETY: the module's contract.
