@@ -4,6 +4,8 @@
 //! A channel takes both sides, so here it is established at the end of `exchange_keys`, which runs on both at once;
 //! `establish_channel` then checks the name and lets the session go on.
 
+mod rounds;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -45,6 +47,8 @@ pub(super) struct Handle {
     /// The convention of a coprocessor that was asked to take one alone.
     pub(super) convention: Option<FunctionConvention>,
     running: AtomicBool,
+    /// The last `stage_payload` failed: what an earlier one left is not this round's.
+    unstaged: AtomicBool,
     last_rtt: AtomicU64,
     request: Slot,
     reply: Slot,
@@ -132,6 +136,7 @@ impl Handle {
             answerer: Mutex::new(None),
             convention: None,
             running: AtomicBool::new(false),
+            unstaged: AtomicBool::new(false),
             last_rtt: AtomicU64::new(0),
             request: Slot::new(request),
             reply: Slot::new(reply),
@@ -433,111 +438,6 @@ impl Handle {
         drop(core);
         stopped
     }
-
-    /// The request slot, from which the next round is sent.
-    pub(super) fn request_slot(&self) -> Result<*mut u8, Failure> {
-        self.with(|core| {
-            core.require_established("request_slot")?;
-            core.session.controller("request_slot")?;
-            core.in_slot = true;
-            Ok(self.request.start())
-        })
-    }
-
-    /// The slot in which `collect` leaves a copy of each reply.
-    pub(super) fn reply_slot(&self) -> *mut u8 {
-        self.reply.start()
-    }
-
-    /// `stage_payload`, that is `write_data_slot`.
-    ///
-    /// # Safety
-    /// `source` points to `bytes` bytes.
-    pub(super) unsafe fn stage_payload(&self, source: *const u8, bytes: u64, decoder_id: u32) -> Result<(), Failure> {
-        self.with(|core| {
-            core.require_established("stage_payload")?;
-            let capacity = self.config.channel().request_capacity;
-            if bytes > capacity as u64 {
-                return Err(Failure::new(format!(
-                    "{bytes} bytes were given and the channel carries {capacity}; set request= in both sides' configuration"
-                )));
-            }
-            let payload = match bytes {
-                0 => &[],
-                _ if source.is_null() => return Err(Failure::new("the payload is NULL")),
-                // SAFETY: the caller's promise.
-                _ => unsafe { std::slice::from_raw_parts(source, bytes as usize) },
-            };
-            core.session.controller("stage_payload")?.write_data_slot(payload, decoder_id)?;
-            core.in_slot = false;
-            Ok(())
-        })
-    }
-
-    /// `post`, that is `kick`.
-    pub(super) fn post(&self, index: u32) -> Result<(), Failure> {
-        self.with(|core| core.post(self, index))
-    }
-
-    /// `collect`, into buffers of the caller's or the reply slot. What the reply leaves of them is zeroed, and on failure
-    /// all of them.
-    ///
-    /// # Safety
-    /// Each buffer is that long, and nobody else uses it meanwhile; the reply slot may be among them.
-    pub(super) unsafe fn collect(&self, buffers: &[(*mut u8, usize)]) -> Result<(), Failure> {
-        self.with(|core| {
-            // SAFETY: the caller's promise.
-            unsafe { core.collect(self, buffers) }
-        })
-    }
-
-    /// A reply buffer as a slice.
-    ///
-    /// # Safety
-    /// It has that many bytes, and nobody else uses it while the slice lives.
-    unsafe fn slice<'a>(&self, (start, bytes): (*mut u8, usize)) -> Result<&'a mut [u8], Failure> {
-        if bytes == 0 {
-            return Ok(&mut []);
-        }
-        if start.is_null() {
-            return Err(Failure::new("the reply buffer is NULL"));
-        }
-        if let Some(offset) = self.reply.offset_of(start)
-            && bytes > self.reply.length() - offset
-        {
-            return Err(Failure::new(format!(
-                "{bytes} bytes are wanted in the reply slot, which has {}; set reply= in both sides' configuration",
-                self.reply.length() - offset
-            )));
-        }
-        // SAFETY: the caller's promise, or within the slot.
-        Ok(unsafe { std::slice::from_raw_parts_mut(start, bytes) })
-    }
-
-    /// Zeroes a reply buffer after a failure, if it is not a slot of another session, which may be gone.
-    ///
-    /// # Safety
-    /// The buffer has that many bytes.
-    pub(super) unsafe fn wipe(session: Option<&Self>, buffer: *mut u8, bytes: usize) {
-        if let Some(session) = session {
-            // A late reader of the slot is not to take the last round's reply for this one's.
-            session.reply.wipe();
-        }
-        if !buffer.is_null() && !super::slots::is_slot(buffer) {
-            // SAFETY: the caller's promise.
-            unsafe { buffer.write_bytes(0, bytes) };
-        }
-    }
-
-    /// Keeps a round-trip time for [`last_rtt_ns`](Self::last_rtt_ns).
-    pub(super) fn record_rtt(&self, nanoseconds: u64) {
-        self.last_rtt.store(nanoseconds, Ordering::Relaxed);
-    }
-
-    /// Round-trip time of the last collected round in nanoseconds.
-    pub(super) fn last_rtt_ns(&self) -> u64 {
-        self.last_rtt.load(Ordering::Relaxed)
-    }
 }
 
 impl Core {
@@ -558,57 +458,6 @@ impl Core {
         let local = self.session.either().alloc_memory(bytes.max(needed), kind)?;
         self.local = Some(local);
         Ok(local)
-    }
-
-    pub(super) fn post(&mut self, handle: &Handle, index: u32) -> Result<(), Failure> {
-        self.require_established("post")?;
-        let session = self.session.controller("post")?;
-        if self.in_slot
-            && let Some(bytes) = self.items.get(&index)
-        {
-            // SAFETY: the slot's user has finished with it, or would not post.
-            let payload = unsafe { handle.request.bytes() };
-            session.write_data_slot(&payload[..*bytes], 0)?;
-        }
-        session.kick(index)?;
-        self.in_slot = false;
-        Ok(())
-    }
-
-    /// See [`Handle::collect`].
-    ///
-    /// # Safety
-    /// As there.
-    pub(super) unsafe fn collect(&mut self, handle: &Handle, buffers: &[(*mut u8, usize)]) -> Result<(), Failure> {
-        self.require_established("collect")?;
-        let from_slot = buffers.iter().any(|(start, _)| handle.reply.offset_of(*start).is_some());
-        // SAFETY: the caller's promise.
-        let slice = |buffer: &(*mut u8, usize)| unsafe { handle.slice(*buffer) };
-        if let [buffer] = buffers {
-            // The way of every round, without an allocation.
-            return self.collect_into(handle, &mut [slice(buffer)?], from_slot);
-        }
-        let mut slices = buffers.iter().map(slice).collect::<Result<Vec<_>, _>>()?;
-        self.collect_into(handle, &mut slices, from_slot)
-    }
-
-    fn collect_into(&mut self, handle: &Handle, slices: &mut [&mut [u8]], from_slot: bool) -> Result<(), Failure> {
-        let session = self.session.either();
-        let mut written = session.collect(slices)?;
-        handle.record_rtt(session.last_rtt_ns());
-        // SAFETY: not among the buffers, and under the lock.
-        let mut copy: &mut [u8] = if from_slot { &mut [] } else { unsafe { handle.reply.bytes() } };
-        for slice in slices {
-            let (reply, rest) = slice.split_at_mut(written.min(slice.len()));
-            rest.fill(0);
-            let kept = reply.len().min(copy.len());
-            let (front, back) = copy.split_at_mut(kept);
-            front.copy_from_slice(&reply[..kept]);
-            copy = back;
-            written -= reply.len();
-        }
-        copy.fill(0);
-        Ok(())
     }
 }
 
