@@ -1,5 +1,7 @@
-//! Says plainly what the feature `rdma` misses on this system. Its binding, `rdma-sys`, would otherwise say it less plainly:
-//! it needs the headers of libibverbs and librdmacm, and a libclang that its old bindgen understands (up to 15).
+//! Says plainly what a chosen feature misses on this system, before a dependency says it less plainly; and names the C library.
+//!
+//! The binding of the feature `rdma`, `rdma-sys`,
+//! needs the headers of libibverbs and librdmacm, and a libclang that its old bindgen understands (up to 15).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,11 +11,18 @@ const NEWEST_LIBCLANG: u32 = 15;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    // Threads of the library may outlive whoever closes it, so it is never unloaded.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcatalyst_transport.so");
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    let documentation = std::env::var_os("DOCS_RS").is_some();
+    if std::env::var_os("CARGO_FEATURE_CAPI").is_some() && !documentation {
+        check_cxx_library();
+    }
     for variable in ["LIBCLANG_PATH", "PKG_CONFIG_PATH"] {
         println!("cargo::rerun-if-env-changed={variable}");
     }
     // Documentation is built where no library can be installed.
-    if std::env::var_os("CARGO_FEATURE_RDMA").is_none() || std::env::var_os("DOCS_RS").is_some() {
+    if std::env::var_os("CARGO_FEATURE_RDMA").is_none() || documentation {
         return;
     }
     let missing: Vec<_> = ["libibverbs", "librdmacm"].into_iter().filter(|library| !has_headers(library)).collect();
@@ -59,4 +68,21 @@ fn has_libclang(folder: &Path) -> bool {
             .and_then(|name| name.to_str())
             .is_some_and(|name| name.starts_with("libclang") && name.contains(".so"))
     })
+}
+
+/// The plugin's errors are C++ exceptions, so the C++ standard library is linked.
+fn check_cxx_library() {
+    // Where the linker of another target looks is not known here.
+    if std::env::var("TARGET") != std::env::var("HOST") {
+        return;
+    }
+    let Ok(output) = Command::new("cc").arg("-print-file-name=libstdc++.so").output() else { return };
+    // The compiler repeats the bare name when it does not find the file.
+    let found = String::from_utf8_lossy(&output.stdout);
+    if !Path::new(found.trim()).is_absolute() {
+        println!(
+            "cargo::error=the feature 'capi' links libstdc++, and 'cc' does not find libstdc++.so: install the C++ compiler \
+             (Debian: apt-get install g++)"
+        );
+    }
 }

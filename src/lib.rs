@@ -46,7 +46,9 @@
 //! # Features
 //! - `rdma` (default): the data path over libibverbs, which has to be installed. Without it the crate needs no system package,
 //!   and shared memory remains.
-//! - `fabricated`: a place for a software device in this crate's own tests.
+//! - `fabricated`: a software device in place of libibverbs, for this crate's own tests.
+//! - `capi`: the C interface that compiled PennyLane Catalyst programs call and the C++ plugin of its runtime, as
+//!   `libcatalyst_transport.so` with the header `include/catalyst_transport.h`. See `docs/catalyst.md`.
 //!
 //! # Waits and their ends
 //!
@@ -69,6 +71,8 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("catalyst-transport works on 64-bit Linux: it rests on memfd, eventfd and rings larger than 4 GiB");
 
+#[cfg(feature = "capi")]
+mod capi;
 mod config;
 mod data_path;
 mod devices;

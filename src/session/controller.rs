@@ -1,5 +1,7 @@
 //! The side that asks.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::lifecycle::State;
@@ -38,6 +40,8 @@ pub struct ControllerSession {
     /// What was granted of the real-time settings, and what has to stay open for it.
     granted: Option<Granted>,
     report: RealTimeReport,
+    /// Ends a wait in `collect` from another thread.
+    interrupt: Arc<AtomicBool>,
 }
 
 /// Sizes of a work item.
@@ -97,6 +101,7 @@ impl ControllerSession {
             largest_request: None,
             granted: None,
             report: RealTimeReport::default(),
+            interrupt: Arc::default(),
         })
     }
 
@@ -268,6 +273,12 @@ impl ControllerSession {
         self.link.close();
     }
 
+    /// What ends a wait in `collect` from another thread, for as long as it is true.
+    #[cfg(feature = "capi")]
+    pub(crate) fn interrupt(&self) -> Arc<AtomicBool> {
+        self.interrupt.clone()
+    }
+
     fn failure(&self) -> Option<TransportError> {
         self.rounds.as_ref().and_then(|rounds| rounds.failure.clone())
     }
@@ -358,6 +369,9 @@ impl ControllerSession {
             }
             if waited > patience.as_nanos() as u64 {
                 return Err(self.timed_out(patience));
+            }
+            if self.interrupt.load(Ordering::Relaxed) {
+                return Err(interrupted());
             }
         }
     }
@@ -548,6 +562,12 @@ impl Rounds {
     fn give_up_oldest(&mut self) {
         self.given_up_before = self.oldest().wrapping_add(1);
     }
+}
+
+/// The error of a `collect` that another thread ended.
+#[cold]
+pub(crate) fn interrupted() -> TransportError {
+    TransportError::Engine { problem: "the wait for a reply was ended by a stop or destroy in another thread".into() }
 }
 
 #[cold]

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
@@ -47,6 +47,8 @@ pub struct CoprocessorSession {
     collector: Option<Collector>,
     shared: Option<Arc<Shared>>,
     report: RealTimeReport,
+    /// Ends a wait in `collect` from another thread.
+    interrupt: Arc<AtomicBool>,
 }
 
 /// Where the loop is.
@@ -84,6 +86,7 @@ impl CoprocessorSession {
             collector: None,
             shared: None,
             report: RealTimeReport::default(),
+            interrupt: Arc::default(),
         })
     }
 
@@ -149,6 +152,12 @@ impl CoprocessorSession {
     #[must_use]
     pub fn canceller(&self) -> Canceller {
         self.link.canceller()
+    }
+
+    /// What ends a wait in `collect` from another thread, for as long as it is true.
+    #[cfg(feature = "capi")]
+    pub(crate) fn interrupt(&self) -> Arc<AtomicBool> {
+        self.interrupt.clone()
     }
 
     /// Sets the function that answers every decoder id which has none of its own. May be called in any state but while
@@ -391,6 +400,9 @@ impl TransportSession for CoprocessorSession {
                     Some(trailer) => self.finish(trailer, replies),
                     None => Err(error),
                 };
+            }
+            if self.interrupt.load(Ordering::Relaxed) {
+                return Err(super::controller::interrupted());
             }
             if clock::since(began, clock::now()) > patience.as_nanos() as u64 {
                 return Err(TransportError::Timeout {
