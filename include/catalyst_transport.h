@@ -34,7 +34,7 @@
  * `collect` the reply buffer is zeroed, as is the reply slot: it never holds an old reply as if it were new.
  *
  * Threads. Any function may be called from any thread. A call on a session that another thread's call holds waits for it
- * for at most the session's stop_ms (default 1 s), then is CATALYST_TRANSPORT_STUCK. `stop` and `destroy` end a
+ * for at most the session's stop_ms (default 5 s), then is CATALYST_TRANSPORT_STUCK. `stop` and `destroy` end a
  * `collect` that waits in another thread, `destroy` also a coprocessor's wait for its peer.
  *
  * Strings end with NUL and are UTF-8. A NULL string is the empty one.

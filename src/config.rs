@@ -121,7 +121,7 @@ impl Default for SessionConfig {
             accept_timeout: Some(Duration::from_secs(60)),
             handshake_timeout: Duration::from_secs(5),
             reply_timeout: Duration::from_secs(1),
-            stop_timeout: Duration::from_secs(1),
+            stop_timeout: Duration::from_secs(5),
             liveness: Duration::from_secs(5),
             cpu: None,
             real_time: None,
@@ -236,7 +236,7 @@ impl SessionConfig {
         self
     }
 
-    /// How long `stop` waits for a coprocessor function that is still running. Default: 1 s. When none is running, `stop`
+    /// How long `stop` waits for a coprocessor function that is still running. Default: 5 s. When none is running, `stop`
     /// takes some milliseconds at most.
     #[must_use]
     pub fn stop_timeout(mut self, timeout: Duration) -> Self {

@@ -25,6 +25,7 @@ use crate::error::{Result, TransportError};
 use crate::session::function::panic_text;
 use real_time::RealTimeReport;
 use serve::Loop;
+use spin::Spinner;
 use watcher::Teller;
 
 /// What the engine thread and its session share while it runs.
@@ -96,9 +97,11 @@ impl Engine {
         let thread_shared = shared.clone();
         let spawned = std::thread::Builder::new().name("catalyst-engine".into()).spawn(move || {
             let Ok(mut work) = handed.recv() else { return };
+            // Before the pinning: it counts the processors that there are to choose from.
+            let spinner = Spinner::new(settings.is_pinned());
             let granted = settings.apply();
             let _ = tell.send(granted.report.clone());
-            let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work.run()));
+            let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work.run(&spinner)));
             let failure = match ended {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => Some(error),

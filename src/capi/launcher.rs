@@ -142,7 +142,7 @@ impl Bridge {
 
 /// Carries requests to the worker and its replies back until the session stops.
 fn feed(mut rings: WorkerRings, shared: &'static Rings) {
-    let spinner = Spinner::new();
+    let spinner = Spinner::new(false);
     let mut looks = 0_u32;
     let (mut given, mut taken) = (0_u32, 0_u32);
     let mut value = [0; VALUE];

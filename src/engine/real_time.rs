@@ -97,6 +97,11 @@ fn pin(cpu: usize) -> rustix::io::Result<()> {
 }
 
 impl Settings {
+    /// Whether a processor was named.
+    pub(crate) fn is_pinned(self) -> bool {
+        self.cpu.is_some()
+    }
+
     /// Applies the settings to the calling thread.
     pub(crate) fn apply(self) -> Granted {
         // Asked before the pinning below leaves only one.

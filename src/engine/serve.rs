@@ -190,8 +190,7 @@ impl Loop {
     ///
     /// # Errors
     /// The first error of the data path, of the peer or of the protocol.
-    pub(crate) fn run(&mut self) -> Result<()> {
-        let spinner = Spinner::new();
+    pub(crate) fn run(&mut self, spinner: &Spinner) -> Result<()> {
         let mut bursts = 0_u32;
         let mut unverified: Option<Instant> = None;
         loop {

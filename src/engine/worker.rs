@@ -234,7 +234,7 @@ pub fn thread_launcher(
 }
 
 fn work(mut rings: WorkerRings, mut functions: Functions) {
-    let spinner = Spinner::new();
+    let spinner = Spinner::new(false);
     let mut payload = vec![0; rings.request_capacity()];
     let mut reply = vec![0; rings.reply_capacity()];
     let mut looks = 0_u32;

@@ -608,7 +608,7 @@ impl TransportSession for ControllerSession {
         self.link.state.require("start", State::Established)?;
         real_time::check(&self.link.config)?;
         let rounds = self.rounds.as_mut().expect("established");
-        rounds.spinner = Some(Spinner::new());
+        rounds.spinner = Some(Spinner::new(self.link.config.cpu.is_some()));
         let granted = real_time::Settings::from(&self.link.config).apply();
         self.report = granted.report.clone();
         self.granted = Some(granted);

@@ -383,7 +383,7 @@ impl TransportSession for CoprocessorSession {
         self.link.state.require("collect", State::Running)?;
         let began = clock::now();
         let patience = self.link.config.reply_timeout;
-        let spinner = Spinner::new();
+        let spinner = Spinner::new(false);
         let mut bursts = 0_u32;
         loop {
             for _ in 0..BURST {
