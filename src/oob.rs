@@ -20,7 +20,7 @@ pub(crate) mod message;
 mod wait;
 
 #[cfg(test)]
-mod test_support;
+pub(crate) mod test_support;
 
 pub(crate) use channel::{Channel, Liveness};
 pub(crate) use dial::connect;

@@ -27,6 +27,9 @@ use crate::oob::{Endpoint, Role};
 use crate::ring::{Geometry, SharedBytes};
 use crate::session::{LocalKey, MemKind, MemRegion, PeerRef, RemoteKey};
 
+#[cfg(test)]
+mod tests;
+
 /// A shared-memory data path.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {

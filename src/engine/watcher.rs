@@ -13,6 +13,9 @@ use crate::data_path::DeviceEvents;
 use crate::error::{Result, TransportError};
 use crate::oob::{Channel, Message};
 
+#[cfg(test)]
+mod tests;
+
 /// How long telling the peer something may take: its socket buffer is empty but for a frozen peer.
 const SEND_BOUND: Duration = Duration::from_millis(20);
 /// How long a goodbye waits for the peer to hang up too.

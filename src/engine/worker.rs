@@ -16,6 +16,9 @@ use crate::error::{Result, TransportError};
 use crate::ring::{Check, FrameReader, FrameWriter, Geometry, Polled, SharedBytes, Trailer};
 use crate::session::function::{CoprocessorFunction, FunctionError, Functions, Request, panic_text};
 
+#[cfg(test)]
+mod tests;
+
 type Launch = dyn FnMut(WorkerRings) -> Result<(), FunctionError> + Send;
 
 /// Starts a worker. Called once in each `start`.
