@@ -44,7 +44,8 @@ fn the_next_session_may_have_another_processor() {
         let processors: Vec<_> = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
         let [first, second, ..] = processors[..] else { return println!("skipped: there is one processor") };
         for cpu in [first, second, first] {
-            let setup = setup().both(|config| config.cpu(cpu));
+            // A pinned engine may have to wait for its processor on a busy machine.
+            let setup = setup().both(|config| config.cpu(cpu).stop_timeout(Duration::from_secs(30)));
             let mut coprocessor = CoprocessorSession::new(setup.coprocessor).unwrap();
             coprocessor.set_coprocessor_fn(Echo).unwrap();
             let port = coprocessor.listen(0).unwrap().port();

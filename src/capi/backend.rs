@@ -128,7 +128,11 @@ pub(super) fn config_for_backend(backend: Backend, role: Role, text: &str) -> Re
     }
     let config: SessionConfig = settings.parse()?;
     Ok(match backend {
-        Backend::CpuVerbs => config.data_path(DataPathKind::Verbs).wire(Wire::Catalyst),
+        Backend::CpuVerbs => {
+            // The wire sets the channel to its own shape; fewer rounds in flight may be wished.
+            let depth = config.channel.depth;
+            config.data_path(DataPathKind::Verbs).wire(Wire::Catalyst).depth(depth)
+        }
         Backend::NativeVerbs => config.data_path(DataPathKind::Verbs),
         Backend::Memcpy | Backend::NativeShm => config.data_path(DataPathKind::SharedMemory),
     })

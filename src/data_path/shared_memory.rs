@@ -191,8 +191,15 @@ impl SharedMemory {
         keep_pages(&own.file)?;
         own.bytes.populate().map_err(|error| TransportError::system("madvise", "the own shared memory", error))?;
         // The meeting has served its purpose.
-        self.stream = None;
+        self.leave_meeting();
         Ok(())
+    }
+
+    /// Closes the meeting. What the peer may have left in it unread is closed with it.
+    fn leave_meeting(&mut self) {
+        if let Some(stream) = self.stream.take() {
+            discard(stream);
+        }
     }
 
     pub(crate) fn incoming(&self) -> SharedBytes {
@@ -213,6 +220,15 @@ impl SharedMemory {
     pub(crate) fn slot(&mut self, sequence: u32) -> Result<(&SharedBytes, usize)> {
         let peer = self.peer.as_ref().expect("the lifecycle sends frames only after attach");
         Ok((peer, self.outgoing.frame_end(sequence)))
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        self.leave_meeting();
+        if let Some(file) = self.peer_file.take() {
+            discard(file);
+        }
     }
 }
 
@@ -349,7 +365,8 @@ fn receive_descriptor(stream: &UnixStream, deadline: Instant) -> Result<OwnedFd>
     const STAGE: &str = "exchange_keys: waiting for the peer's shared memory";
     let began = Instant::now();
     let mut byte = [0];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    // Room for as many descriptors as one message can carry: what finds none would be closed by the kernel on this thread.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
         wait(&mut [PollFd::new(stream, PollFlags::IN)], began, deadline, STAGE)?;
@@ -365,17 +382,22 @@ fn receive_descriptor(stream: &UnixStream, deadline: Instant) -> Result<OwnedFd>
     if received.bytes == 0 {
         return Err(TransportError::PeerLost { stage: STAGE, cause: "it closed the meeting".into() });
     }
-    control
-        .drain()
-        .find_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
-            _ => None,
-        })
-        .ok_or_else(|| TransportError::Protocol {
-            stage: STAGE,
-            peer: "the peer process".into(),
-            problem: "it sent no descriptor".into(),
-        })
+    let mut files = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(more) = message {
+            files.extend(more);
+        }
+    }
+    let mut files = files.into_iter();
+    let first = files.next();
+    if files.len() > 0 {
+        discard(files);
+    }
+    first.ok_or_else(|| TransportError::Protocol {
+        stage: STAGE,
+        peer: "the peer process".into(),
+        problem: "it sent no descriptor".into(),
+    })
 }
 
 /// Waits until one of the descriptors is ready, or the deadline has come.

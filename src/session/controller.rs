@@ -368,7 +368,11 @@ impl ControllerSession {
                 return Ok(trailer);
             }
             if waited > patience.as_nanos() as u64 {
-                return Err(self.timed_out(patience));
+                // This thread may have been put aside meanwhile, and the reply have come.
+                return match self.look_around(false)? {
+                    Some(trailer) => Ok(trailer),
+                    None => Err(self.timed_out(patience)),
+                };
             }
             if self.interrupt.load(Ordering::Relaxed) {
                 return Err(interrupted());

@@ -11,6 +11,11 @@ use catalyst_transport::{
 
 use super::{Setup, ask, echo, open, running};
 
+/// For tests of something else than timeouts: a busy machine may keep any thread waiting for seconds.
+fn patient(setup: Setup) -> Setup {
+    setup.both(|config| config.reply_timeout(Duration::from_secs(30)).stop_timeout(Duration::from_secs(30)))
+}
+
 /// A function that echoes, but holds back the requests for decoder 1 for as long as the gate is shut.
 fn gated(gate: &Arc<AtomicBool>) -> impl FnMut(Request<'_>, &mut [u8]) -> Result<usize, FunctionError> + Send + use<> {
     let gate = gate.clone();
@@ -91,7 +96,7 @@ pub(crate) fn a_refused_reply_is_not_shown(setup: Setup) {
         }
         _ => Err("a long text that is no reply".into()),
     };
-    let (mut controller, _coprocessor) = running(&setup, |co| co.set_coprocessor_fn(function).unwrap());
+    let (mut controller, _coprocessor) = running(&patient(setup), |co| co.set_coprocessor_fn(function).unwrap());
     assert_eq!(controller.reply(), b"");
     for (payload, decoder) in [(&b"first"[..], 0), (b"SECOND!", 0), (b"third", 1), (b"FOURTH", 0)] {
         controller.write_data_slot(payload, decoder).unwrap();
@@ -123,7 +128,7 @@ pub(crate) fn a_refused_reply_is_not_shown(setup: Setup) {
 
 /// What was written for a round that a stop came before is not sent by the next.
 pub(crate) fn a_payload_staged_before_stop_is_not_sent_after_it(setup: Setup) {
-    let (mut controller, _coprocessor) = running(&setup.channel(4, 8, 8), echo);
+    let (mut controller, _coprocessor) = running(&patient(setup).channel(4, 8, 8), echo);
     controller.commit_work_item(1, 0, 8).unwrap();
     for turn in 0..6 {
         controller.write_data_slot(b"OLD", 5).unwrap();
@@ -143,6 +148,7 @@ pub(crate) fn a_payload_staged_before_stop_is_not_sent_after_it(setup: Setup) {
 /// Channels that cannot be, also those whose size in bytes no number holds, are errors on the coprocessor as well, in every
 /// state.
 pub(crate) fn impossible_channels_are_refused(setup: Setup) {
+    let setup = patient(setup);
     let impossible = [
         ChannelDesc::new(0, 1, 1),
         ChannelDesc::new(3, 1, 1),
@@ -194,7 +200,7 @@ pub(crate) fn a_refused_start_leaves_no_worker(mut setup: Setup) {
         });
         Ok(())
     };
-    let (_controller, mut coprocessor) = open(&setup, |co| co.set_coprocessor_launcher(launcher).unwrap());
+    let (_controller, mut coprocessor) = open(&patient(setup), |co| co.set_coprocessor_launcher(launcher).unwrap());
     for _ in 0..2 {
         let error = coprocessor.start().unwrap_err();
         assert!(matches!(error, TransportError::Invalid { .. }), "{error}");
@@ -216,7 +222,7 @@ pub(crate) fn a_launcher_may_panic(setup: Setup) {
             _ => working(rings),
         }
     };
-    let (mut controller, mut coprocessor) = open(&setup, |co| co.set_coprocessor_launcher(launcher).unwrap());
+    let (mut controller, mut coprocessor) = open(&patient(setup), |co| co.set_coprocessor_launcher(launcher).unwrap());
     controller.start().unwrap();
     for word in ["it panicked: no accelerator is plugged in", "it panicked: with no text", "it is busy"] {
         let error = coprocessor.start().unwrap_err();
@@ -237,7 +243,7 @@ pub(crate) fn a_worker_that_is_started_again_is_not_stopped(setup: Setup) {
         count.fetch_add(u32::from(rings.stopped()), Ordering::SeqCst);
         working(rings)
     };
-    let (mut controller, mut coprocessor) = open(&setup, |co| co.set_coprocessor_launcher(launcher).unwrap());
+    let (mut controller, mut coprocessor) = open(&patient(setup), |co| co.set_coprocessor_launcher(launcher).unwrap());
     controller.start().unwrap();
     for round in 0..10 {
         coprocessor.start().unwrap();
@@ -269,7 +275,7 @@ pub(crate) fn the_text_of_an_error_may_panic(setup: Setup) {
         0 => Ok(0),
         _ => Err(Box::new(Unspeakable) as FunctionError),
     };
-    let (mut controller, coprocessor) = running(&setup, |co| co.set_coprocessor_fn(function).unwrap());
+    let (mut controller, coprocessor) = running(&patient(setup), |co| co.set_coprocessor_fn(function).unwrap());
     for _ in 0..3 {
         match ask(&mut controller, b"?", 1) {
             Err(TransportError::FunctionFailed { failure, message, .. }) => {
