@@ -24,7 +24,7 @@ pub(crate) struct Connection {
     /// Index in the GID table
     #[arg(short = 'x', long = "gid-index", value_name = "INDEX")]
     gid_index: Option<u8>,
-    /// Address to listen on (coprocessor) or to dial from (controller)
+    /// Address to listen on (coprocessor), or to dial from where it is not loopback (controller)
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
     bind: String,
     /// Seconds of silence after which the peer is taken for lost

@@ -427,7 +427,8 @@ impl Channel {
         match (self.decoder.progress(), self.last) {
             ((0, _), None) => {
                 format!(
-                    "{peer} has sent nothing: is it a catalyst-transport peer in native mode, and is its process alive?"
+                    "{peer} has sent nothing: is it serving another controller (it serves one at a time), is it a \
+                     catalyst-transport peer in native mode, and is its process alive?"
                 )
             }
             ((0, _), Some(kind)) => {

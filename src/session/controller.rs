@@ -395,8 +395,8 @@ impl ControllerSession {
                 )
             } else {
                 format!(
-                    "round {sequence} was given up; the peer's process lives but has not answered: its function is slower \
-                     than the reply timeout, or its engine has not been started"
+                    "round {sequence} was given up; the peer's connection stands but no answer came: its function is slower \
+                     than the reply timeout, its engine has not been started, or its process is frozen"
                 )
             },
         }
