@@ -92,6 +92,7 @@ pub struct SessionConfig {
     pub(crate) device: Option<String>,
     pub(crate) port: Option<u8>,
     pub(crate) gid_index: Option<u8>,
+    pub(crate) pkey_index: Option<u16>,
     pub(crate) bind: String,
     pub(crate) channel: ChannelDesc,
     pub(crate) accept_timeout: Option<Duration>,
@@ -116,6 +117,7 @@ impl Default for SessionConfig {
             device: None,
             port: None,
             gid_index: None,
+            pkey_index: None,
             bind: "127.0.0.1".into(),
             channel: ChannelDesc::default(),
             accept_timeout: Some(Duration::from_secs(60)),
@@ -181,6 +183,14 @@ impl SessionConfig {
     #[must_use]
     pub fn gid_index(mut self, index: u8) -> Self {
         self.gid_index = Some(index);
+        self
+    }
+
+    /// The index in the port's partition key table. Both sides have to use entries of one partition, at least one of them a
+    /// full member: the keys are compared at `connect`. Default: 0, on nearly every fabric the default partition.
+    #[must_use]
+    pub fn pkey_index(mut self, index: u16) -> Self {
+        self.pkey_index = Some(index);
         self
     }
 
@@ -355,7 +365,7 @@ impl FromStr for SessionConfig {
 
     /// Reads `key=value` pairs separated by `;`. Times are in milliseconds.
     ///
-    /// Keys: `wire` (native, catalyst), `path` (auto, shm, verbs), `dev`, `port`, `gid`, `bind`, `depth`, `request`, `reply`, `accept_ms` (0: wait for
+    /// Keys: `wire` (native, catalyst), `path` (auto, shm, verbs), `dev`, `port`, `gid`, `pkey` (its index), `bind`, `depth`, `request`, `reply`, `accept_ms` (0: wait for
     /// ever), `handshake_ms`, `timeout_ms`, `stop_ms`, `liveness_ms`, `cpu` (or `cpu_pin`), `rt` (priority; 0: none),
     /// `mlock` (0, 1), `low_latency` (0, 1).
     ///
@@ -382,6 +392,7 @@ impl FromStr for SessionConfig {
                 "dev" => config.device = Some(value.into()),
                 "port" => config.port = Some(number(key, value)?),
                 "gid" => config.gid_index = Some(number(key, value)?),
+                "pkey" => config.pkey_index = Some(number(key, value)?),
                 "bind" => config.bind = value.into(),
                 "depth" => config.channel.depth = number(key, value)?,
                 "request" => config.channel.request_capacity = number(key, value)?,
@@ -398,7 +409,7 @@ impl FromStr for SessionConfig {
                 _ => {
                     return Err(TransportError::invalid(
                         format!("configuration key '{key}'"),
-                        "is unknown; the keys are wire, path, dev, port, gid, bind, depth, request, reply, accept_ms, \
+                        "is unknown; the keys are wire, path, dev, port, gid, pkey, bind, depth, request, reply, accept_ms, \
                          handshake_ms, timeout_ms, stop_ms, liveness_ms, cpu, rt, mlock, low_latency",
                     ));
                 }
@@ -434,7 +445,7 @@ mod tests {
 
     #[test]
     fn every_key_is_read() {
-        let text = "wire=native;path=verbs;dev=rxe0;port=1;gid=1;bind=::1;depth=4;request=8;reply=9;accept_ms=0;handshake_ms=2;\
+        let text = "wire=native;path=verbs;dev=rxe0;port=1;gid=1;pkey=2;bind=::1;depth=4;request=8;reply=9;accept_ms=0;handshake_ms=2;\
                     timeout_ms=3;stop_ms=4;liveness_ms=500;cpu=1;rt=50;mlock=1;low_latency=1";
         let config: SessionConfig = text.parse().unwrap();
         let millis = Duration::from_millis;
@@ -444,6 +455,7 @@ mod tests {
             .device("rxe0")
             .port(1)
             .gid_index(1)
+            .pkey_index(2)
             .bind("::1")
             .depth(4)
             .request_capacity(8)
@@ -480,6 +492,7 @@ mod tests {
             ("depth=131072", "65536"),
             ("gid=300", "gid"),
             ("port=0", "port"),
+            ("pkey=65536", "pkey"),
             ("rt=100", "1 and 99"),
             ("path=tcp", "auto, shm, verbs"),
             ("timeout_ms=0", "reply timeout"),

@@ -195,6 +195,20 @@ impl DataPath {
         either!(self, path => path.send_probe(probe))
     }
 
+    /// Waits, within the path's own bound, until the next frame can be composed, or until `give_up` says that it is in vain.
+    /// Whether there is room.
+    #[inline]
+    pub(crate) fn await_room(&mut self, give_up: &dyn Fn() -> bool) -> Result<bool> {
+        match self {
+            Self::SharedMemory(_) => {
+                let _ = give_up;
+                Ok(true)
+            }
+            #[cfg(feature = "rdma")]
+            Self::Verbs(path) => path.await_room(give_up),
+        }
+    }
+
     /// Outgoing memory, and the end of the slot in it that the frame with this number is composed in. The slot is free.
     #[inline]
     pub(crate) fn slot(&mut self, sequence: u32) -> Result<(&SharedBytes, usize)> {

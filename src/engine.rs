@@ -22,7 +22,7 @@ use crossbeam_utils::CachePadded;
 
 use crate::config::SessionConfig;
 use crate::error::{Result, TransportError};
-use crate::session::function::panic_text;
+use crate::session::function::{discard_panic, panic_text};
 use real_time::RealTimeReport;
 use serve::Loop;
 use spin::Spinner;
@@ -105,7 +105,11 @@ impl Engine {
             let failure = match ended {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => Some(error),
-                Err(panic) => Some(TransportError::Engine { problem: format!("it panicked: {}", panic_text(&*panic)) }),
+                Err(panic) => {
+                    let problem = format!("it panicked: {}", panic_text(&*panic));
+                    discard_panic(panic);
+                    Some(TransportError::Engine { problem })
+                }
             };
             if let Some(error) = failure {
                 tracing::debug!(%error, "the engine ended");

@@ -18,10 +18,11 @@ pub(super) enum Backend {
 }
 
 /// The keys of a configuration, as [`SessionConfig`]'s `FromStr` reads them, without those that a backend decides.
-const KEYS: [&str; 17] = [
+const KEYS: [&str; 18] = [
     "dev",
     "port",
     "gid",
+    "pkey",
     "bind",
     "depth",
     "request",

@@ -90,13 +90,14 @@ impl Verbs {
         let table = if config.fabricated { fabricated::table() } else { &ffi::SYSTEM };
         #[cfg(not(feature = "fabricated"))]
         let table = &ffi::SYSTEM;
-        let (context, route) = device::choose(table, config.device.as_deref(), config.port, config.gid_index, local)?;
+        let (context, route) =
+            device::choose(table, config.device.as_deref(), config.port, config.gid_index, config.pkey_index, local)?;
         let domain = ProtectionDomain::allocate(&context)?;
         let depth = depth.saturating_mul(2).clamp(LEAST_SEND_DEPTH, MOST_SEND_DEPTH);
         // More than can be outstanding, for the markers that closing posts.
         let completions = CompletionQueue::create(&context, depth + 2)?;
         let mut queue_pair = QueuePair::create(&domain, &completions, depth, INLINE_BYTES)?;
-        queue_pair.enter_init(route.port)?;
+        queue_pair.enter_init(&route)?;
         let receiving = match config.wire {
             Wire::Native => None,
             Wire::Catalyst => Some(catalyst::receiving_pair(&domain, &completions, &route)?),
@@ -221,11 +222,18 @@ impl Verbs {
         self.post(start, probe.len(), remote, true)
     }
 
+    /// Waits until a further request may be posted, or until `give_up` says that it is in vain. Whether it may.
+    #[inline]
+    pub(crate) fn await_room(&mut self, give_up: &dyn Fn() -> bool) -> Result<bool> {
+        if self.posted - self.completed < self.window {
+            return Ok(true);
+        }
+        self.make_room(Instant::now() + self.bound, give_up)
+    }
+
     #[inline]
     pub(crate) fn slot(&mut self, sequence: u32) -> Result<(&SharedBytes, usize)> {
-        if self.posted - self.completed >= self.window {
-            self.make_room(Instant::now() + self.bound)?;
-        }
+        self.await_room(&|| false)?;
         let Some(outgoing) = &self.outgoing else { unreachable!("the lifecycle sends only after establish") };
         Ok((outgoing.region.bytes(), outgoing.slot_end(sequence)))
     }
@@ -326,7 +334,7 @@ impl Verbs {
             return self.linger(deadline);
         }
         if self.posted - self.completed >= self.window {
-            self.make_room(deadline)?;
+            self.make_room(deadline, &|| false)?;
         }
         self.post(0, 0, self.remote.remote_addr, true)?;
         while self.completed < self.posted {
@@ -343,14 +351,16 @@ impl Verbs {
         Ok(())
     }
 
-    /// Waits until a further request may be posted.
     #[cold]
-    fn make_room(&mut self, deadline: Instant) -> Result<()> {
+    fn make_room(&mut self, deadline: Instant, give_up: &dyn Fn() -> bool) -> Result<bool> {
         let began = Instant::now();
         loop {
             self.progress()?;
             if self.posted - self.completed < self.window {
-                return Ok(());
+                return Ok(true);
+            }
+            if give_up() {
+                return Ok(false);
             }
             if Instant::now() >= deadline {
                 return Err(TransportError::Timeout {

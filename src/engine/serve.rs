@@ -222,7 +222,7 @@ impl Loop {
                 Turn::Idle if self.peer.phase() >= Phase::Closed => {
                     return Err(self.peer.obstacle("serving").expect("an ended peer is an obstacle"));
                 }
-                Turn::Idle => {}
+                Turn::Idle | Turn::Stopped => {}
             }
             bursts = bursts.saturating_add(1);
             spinner.rest(bursts);
@@ -287,6 +287,15 @@ impl Loop {
         if status != 0 && !self.writer.carries_status() {
             return Err(self.unanswerable(Trailer { check: 0, length: length as u32, status, decoder_id, sequence }));
         }
+        // A device that completes nothing must not keep a stop waiting. What is given up here has no reply yet: the next
+        // start serves it anew.
+        let (shared, peer) = (&self.shared, &self.peer);
+        if !self.path.await_room(&|| shared.stopping() || peer.phase() >= Phase::Closed)? {
+            return match self.peer.obstacle("serving") {
+                Some(ended) if !ended.is_recoverable() => Err(ended),
+                _ => Ok(Turn::Stopped),
+            };
+        }
         let (memory, frame_end) = self.path.slot(sequence)?;
         self.writer.stage(memory, frame_end, &self.reply[..length]);
         let bytes = self.writer.publish(memory, frame_end, status, decoder_id);
@@ -322,6 +331,8 @@ enum Turn {
     Idle,
     Unverified,
     Served,
+    /// A stop came while the reply waited for room.
+    Stopped,
 }
 
 /// The error of a request that is there and never passes its check.

@@ -14,7 +14,7 @@ use super::peer::{Peer, Phase};
 use super::spin::{BURST, Spinner};
 use crate::error::{Result, TransportError};
 use crate::ring::{Check, FrameReader, FrameWriter, Geometry, Polled, SharedBytes, Trailer};
-use crate::session::function::{CoprocessorFunction, FunctionError, Functions, Request, panic_text};
+use crate::session::function::{CoprocessorFunction, FunctionError, Functions, Request, discard_panic, panic_text};
 
 #[cfg(test)]
 mod tests;
@@ -36,8 +36,11 @@ impl Launcher {
     }
 
     pub(crate) fn launch(&mut self, rings: WorkerRings) -> Result<()> {
-        let launched = catch_unwind(AssertUnwindSafe(|| (self.0)(rings)))
-            .unwrap_or_else(|panic| Err(format!("it panicked: {}", panic_text(&*panic)).into()));
+        let launched = catch_unwind(AssertUnwindSafe(|| (self.0)(rings))).unwrap_or_else(|panic| {
+            let text = format!("it panicked: {}", panic_text(&*panic));
+            discard_panic(panic);
+            Err(text.into())
+        });
         launched
             .map_err(|error| TransportError::Engine { problem: format!("the worker could not be launched: {error}") })
     }

@@ -132,13 +132,10 @@ impl ControllerSession {
         if self.largest_request.is_none_or(|largest| payload.len() > largest) {
             return Err(too_much(payload.len(), self.largest_request));
         }
-        if let Err(error) = rounds.check_window() {
-            return Err(if error.is_recoverable() { error } else { self.fail(error) });
+        match rounds.check_window().and_then(|()| rounds.stage(payload, decoder_id)) {
+            Err(error) if !error.is_recoverable() => Err(self.fail(error)),
+            other => other,
         }
-        let (memory, frame_end) = rounds.path.slot(rounds.writer.sequence())?;
-        rounds.writer.stage(memory, frame_end, payload);
-        rounds.staged = Staged::InRing { bytes: payload.len(), decoder_id };
-        Ok(())
     }
 
     /// Fires one round with work item `index` and returns its sequence number. Each kick is to be paired with a

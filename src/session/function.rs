@@ -173,8 +173,20 @@ impl Functions {
                 failed(FunctionFailure::TooLarge, &text, reply)
             }
             Ok(Err(text)) => failed(FunctionFailure::Failed, &text, reply),
-            Err(panic) => failed(FunctionFailure::Panicked, panic_text(&*panic), reply),
+            Err(panic) => {
+                let answer = failed(FunctionFailure::Panicked, panic_text(&*panic), reply);
+                discard_panic(panic);
+                answer
+            }
         }
+    }
+}
+
+/// Drops what a panic carried, whose own destructor may panic. What that one carries is left alone.
+#[cold]
+pub(crate) fn discard_panic(panic: Box<dyn std::any::Any + Send>) {
+    if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+        std::mem::forget(again);
     }
 }
 

@@ -26,7 +26,7 @@ pub(super) fn receiving_pair(
         });
     }
     let mut pair = QueuePair::create(domain, completions, 1, 0)?;
-    pair.enter_init(route.port)?;
+    pair.enter_init(route)?;
     Ok(pair)
 }
 
@@ -69,7 +69,7 @@ impl Verbs {
         let depth = self.queue_pair.send_depth;
         self.receiving = Some(receiving_pair(&self.domain, &self.completions, &self.route)?);
         self.queue_pair = QueuePair::create(&self.domain, &self.completions, depth, INLINE_BYTES)?;
-        self.queue_pair.enter_init(self.route.port)
+        self.queue_pair.enter_init(&self.route)
     }
 
     /// Gives the last writes their time to arrive. Only one in 64 is signalled, and an empty write behind them, as the

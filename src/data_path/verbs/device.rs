@@ -35,6 +35,7 @@ pub(crate) struct Route {
     pub(crate) gid_index: u8,
     pub(crate) gid: [u8; 16],
     pub(crate) gid_type: Option<GidType>,
+    pub(crate) pkey_index: u16,
     pub(crate) pkey: u16,
 }
 
@@ -58,7 +59,7 @@ impl Context {
                 gid: String::new(),
                 peer: String::new(),
                 detail: String::new(),
-                remedy: open_remedy(errno).to_owned(),
+                remedy: open_remedy(errno),
             })));
         }
         Ok(Arc::new(Self { verbs, raw, name: name.to_owned(), place: std::sync::OnceLock::new() }))
@@ -81,7 +82,7 @@ impl Context {
             gid,
             peer: String::new(),
             detail: detail.into(),
-            remedy: remedy(errno),
+            remedy: remedy(verb, errno),
         }))
     }
 
@@ -144,12 +145,31 @@ impl Context {
         Some(GidInfo { index, address, gid_type: GidType::from_sysfs(kind.as_deref()), interface })
     }
 
-    /// The first entry of the partition key table; 0xFFFF (the default partition) when it cannot be read.
-    fn pkey(&self, port: u8) -> u16 {
+    /// An entry of the partition key table; `None` for one that is empty, cannot be read or is not there.
+    fn pkey(&self, port: u8, index: u16) -> Option<u16> {
         let mut key = 0;
         // SAFETY: the context is open and the number outlives the call.
-        let errno = unsafe { (self.verbs.query_pkey)(self.raw, port, 0, &mut key) };
-        if errno == 0 { u16::from_be(key) } else { 0xFFFF }
+        let errno = unsafe { (self.verbs.query_pkey)(self.raw, port, i32::from(index), &mut key) };
+        // The lower bits are the partition, and 0 is none.
+        (errno == 0).then(|| u16::from_be(key)).filter(|key| key & 0x7FFF != 0)
+    }
+
+    /// The partition key to use. One that was not asked for is taken for the default partition's when it cannot be read.
+    fn choose_pkey(&self, port: u8, wanted: Option<u16>) -> Result<(u16, u16)> {
+        let Some(index) = wanted else { return Ok((0, self.pkey(port, 0).unwrap_or(0xFFFF))) };
+        if let Some(key) = self.pkey(port, index) {
+            return Ok((index, key));
+        }
+        let table: Vec<_> = (0..self.query_port(port)?.pkey_tbl_len)
+            .filter_map(|index| self.pkey(port, index).map(|key| format!("{index}={key:#06x}")))
+            .collect();
+        Err(TransportError::Device {
+            problem: format!("partition key index {index} is empty on {} port {port}", self.name),
+            remedy: match &table[..] {
+                [] => "the table cannot be read; leave the index out".into(),
+                table => format!("there is {}", table.join(" ")),
+            },
+        })
     }
 
     /// Descriptor that becomes readable when an asynchronous event is waiting; reading it does not block.
@@ -197,6 +217,7 @@ pub(crate) fn choose(
     wanted: Option<&str>,
     port: Option<u8>,
     gid_index: Option<u8>,
+    pkey_index: Option<u16>,
     local: IpAddr,
 ) -> Result<(Arc<Context>, Route)> {
     let (all, failures) = read_all(verbs)?;
@@ -228,12 +249,13 @@ pub(crate) fn choose(
     let owner = active.iter().find(|(_, found)| found.gids.iter().any(|gid| gid.ip() == local.to_canonical()));
     let (device, found) = **owner.unwrap_or(&active[0]);
     let context = Context::open(verbs, &device.name)?;
-    let pkey = context.pkey(found.number);
+    let (pkey_index, pkey) = context.choose_pkey(found.number, pkey_index)?;
     let mut route = Route {
         port: found.number,
         link_layer: found.link_layer.to_verbs(),
         mtu: mtu_number(found.active_mtu),
         lid: found.lid,
+        pkey_index,
         pkey,
         ..Route::default()
     };
@@ -371,8 +393,8 @@ fn describe(devices: &[DeviceInfo]) -> String {
     text
 }
 
-fn open_remedy(errno: i32) -> &'static str {
-    match errno {
+fn open_remedy(errno: i32) -> String {
+    let text = match errno {
         libc::EACCES | libc::EPERM => {
             "permission denied on /dev/infiniband/uverbs*: join the group that owns the nodes (often rdma), or change \
              their mode"
@@ -380,27 +402,51 @@ fn open_remedy(errno: i32) -> &'static str {
         libc::ENOENT | libc::ENODEV | libc::ENXIO => {
             "the device node is missing: load ib_uverbs, and in a container pass /dev/infiniband in"
         }
-        _ => "",
-    }
+        _ => return remedy("ibv_open_device", errno),
+    };
+    text.to_owned()
 }
 
-/// What to do about an error number of a verb that takes resources.
-fn remedy(errno: i32) -> String {
-    match errno {
-        libc::ENOMEM => {
+/// What to do about an error number of a verb.
+fn remedy(verb: &str, errno: i32) -> String {
+    let text = match (verb, errno) {
+        // Those that pin memory, their own or their queues'.
+        ("ibv_reg_mr" | "ibv_reg_dmabuf_mr" | "ibv_create_cq" | "ibv_create_qp" | "ibv_alloc_pd", libc::ENOMEM) => {
             let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock);
             let show = |value: Option<u64>| value.map_or("unlimited".into(), |bytes| format!("{bytes} bytes"));
-            format!(
+            return format!(
                 "memory could not be pinned; the memlock limit is {} (hard limit {}): raise it with ulimit -l, LimitMEMLOCK= \
                  in a systemd unit, or --ulimit memlock=-1 in a container, or use a smaller depth or capacity",
                 show(limit.current),
                 show(limit.maximum)
-            )
+            );
         }
-        libc::EACCES | libc::EPERM => "the process may not do this: check the permissions of /dev/infiniband".into(),
-        libc::ENODEV | libc::EIO => "the device is gone or was reset: connect again".into(),
-        _ => String::new(),
-    }
+        (_, libc::ENOMEM) => "the kernel or the device has no memory left for it: free some, or end other users of it",
+        (_, libc::EACCES | libc::EPERM) => "the process may not do this: check the permissions of /dev/infiniband",
+        (_, libc::ENODEV | libc::EIO) => "the device is gone or was reset: connect again",
+        ("ibv_modify_qp", libc::EINVAL) => {
+            "an attribute does not fit, most often the GID index, the peer's GID or the MTU: try another GID index"
+        }
+        ("ibv_create_cq" | "ibv_create_qp", libc::EINVAL) => "the device does not take this size: use a smaller depth",
+        ("ibv_post_send", libc::EINVAL | libc::EFAULT) => {
+            "the queue pair has left its state or refuses the request: connect again, and report it if it stays"
+        }
+        (_, libc::EINVAL) => {
+            "the driver refuses what it was given: do the versions of kernel, driver and rdma-core fit?"
+        }
+        (_, libc::EFAULT) => "the driver cannot reach this memory: is it of a kind that the device can use?",
+        (_, libc::EAGAIN) => "the device has no resources left: end other users of it, then connect again",
+        (_, libc::EOPNOTSUPP | libc::ENOSYS) => {
+            "the device or its driver cannot do this: use another, or a newer driver"
+        }
+        (_, libc::EMFILE | libc::ENFILE) => "raise the limit on open files (ulimit -n)",
+        (_, libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH) => {
+            "the peer's address could not be resolved on this network: check the GID index on both sides and the route"
+        }
+        (_, libc::EBUSY) => "something still uses it",
+        _ => "the kernel's log (dmesg) may say why",
+    };
+    text.to_owned()
 }
 
 /// The list that `ibv_get_device_list` gives, freed at the end.
@@ -421,7 +467,8 @@ impl DeviceList {
             if matches!(errno.raw_os_error(), Some(libc::ENOSYS | libc::ENOENT)) {
                 return Err(no_device());
             }
-            return Err(TransportError::system("ibv_get_device_list", "this host", errno));
+            let text = open_remedy(errno.raw_os_error().unwrap_or(0));
+            return Err(TransportError::system("ibv_get_device_list", "this host", errno).with_remedy(text));
         }
         Ok(Self { verbs, raw, count: count.max(0) as usize })
     }

@@ -115,10 +115,11 @@ impl QueuePair {
     }
 
     /// RESET → INIT: open to remote writes and nothing else.
-    pub(crate) fn enter_init(&mut self, port: u8) -> Result<()> {
+    pub(crate) fn enter_init(&mut self, route: &Route) -> Result<()> {
         use ffi::ibv_qp_attr_mask as mask;
         let mut attributes = attributes(ffi::ibv_qp_state::IBV_QPS_INIT);
-        attributes.port_num = port;
+        attributes.port_num = route.port;
+        attributes.pkey_index = route.pkey_index;
         attributes.qp_access_flags = ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
         let bits = mask::IBV_QP_STATE | mask::IBV_QP_PKEY_INDEX | mask::IBV_QP_PORT | mask::IBV_QP_ACCESS_FLAGS;
         self.modify(attributes, bits, "moving a queue pair to INIT", "")
@@ -178,12 +179,7 @@ impl QueuePair {
         if errno == 0 {
             return Ok(());
         }
-        let hint = match errno {
-            libc::EINVAL => " (an attribute does not fit: most often the GID index, the peer's GID or the MTU)",
-            libc::ETIMEDOUT | libc::EHOSTUNREACH => " (the peer's address could not be resolved on this network)",
-            _ => "",
-        };
-        let error = self.context().error("ibv_modify_qp", errno, format!("{step}{hint}"));
+        let error = self.context().error("ibv_modify_qp", errno, step);
         Err(match error {
             TransportError::Verbs(mut failure) => {
                 failure.peer = peer.to_owned();

@@ -124,6 +124,15 @@ impl Rounds {
         Ok(())
     }
 
+    /// Copies the payload of the next kick to where it will be sent from.
+    #[inline]
+    pub(super) fn stage(&mut self, payload: &[u8], decoder_id: u32) -> Result<()> {
+        let (memory, frame_end) = self.path.slot(self.writer.sequence())?;
+        self.writer.stage(memory, frame_end, payload);
+        self.staged = Staged::InRing { bytes: payload.len(), decoder_id };
+        Ok(())
+    }
+
     #[inline]
     pub(super) fn kick(&mut self, item: WorkItem, index: u32) -> Result<u32> {
         let sequence = self.writer.sequence();

@@ -118,6 +118,30 @@ impl Installed {
         world().devices[self.device].held = hold;
     }
 
+    /// The nth completion from now (the next is 1) names this request, whatever it belongs to.
+    pub fn misnumber_completion(&self, nth: u64, request: u64) {
+        let device = &mut world().devices[self.device];
+        device.misnumbered = Some((device.completed + nth, request));
+    }
+
+    /// Gives successful completions this opcode in place of the right one.
+    pub fn completion_opcode(&self, opcode: Option<u32>) {
+        world().devices[self.device].opcode = opcode;
+    }
+
+    /// Each change of a queue pair's state takes so long, from now on.
+    pub fn slow_changes(&self, each: Duration) {
+        world().devices[self.device].slow_changes = each;
+    }
+
+    /// Numbers of the live queue pairs and of the packets with which each begins.
+    #[must_use]
+    pub fn pair_numbers(&self) -> Vec<(u32, u32)> {
+        let world = world();
+        let own = world.pairs.values().filter(|pair| pair.device == self.device);
+        own.map(|pair| (pair.number, pair.attributes.send_psn)).collect()
+    }
+
     /// Changes the delays of delivery and of completion for writes posted from now on.
     pub fn delays(&self, delivery: Duration, completion: Duration) {
         let plan = &mut world().devices[self.device].plan;

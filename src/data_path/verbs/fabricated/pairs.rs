@@ -107,6 +107,12 @@ pub(super) unsafe extern "C" fn modify_qp(
         return returned(Err(world.stranger(Verb::ModifyQp, raw)));
     };
     let (id, device) = (*id, *device);
+    let slow = world.devices[device].slow_changes;
+    if !slow.is_zero() {
+        drop(world);
+        std::thread::sleep(slow);
+        world = self::world();
+    }
     let result = world.call(device, Verb::ModifyQp, id, |world| {
         // SAFETY: the caller gives a structure in which what the mask names is filled.
         let wanted = unsafe { &*attributes };

@@ -111,6 +111,14 @@ pub(super) unsafe extern "C" fn poll_cq(queue: *mut ffi::ibv_cq, room: c_int, in
             completion.byte_len = u32::MAX;
             completion.vendor_err = 0xFAB0 | entry.status;
         }
+        let known = &mut world.devices[device];
+        known.completed += 1;
+        if let Some((_, request)) = known.misnumbered.take_if(|(nth, _)| *nth == known.completed) {
+            completion.wr_id = request;
+        }
+        if let Some(opcode) = known.opcode.filter(|_| entry.status == 0) {
+            completion.opcode = opcode;
+        }
         if let Some(pair) = world.pairs.get_mut(&entry.pair) {
             completion.qp_num = pair.number;
             pair.used = pair.used.saturating_sub(entry.frees);

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::guard::{Entry, Installed, OpenObjects};
 use super::plan::Plan;
@@ -44,6 +44,14 @@ pub(super) struct Device {
     pub(super) writes: u64,
     /// Successful completions are kept back.
     pub(super) held: bool,
+    /// Completions taken.
+    pub(super) completed: u64,
+    /// Of a completion (the first is 1) the request's number that it gives instead of the right one.
+    pub(super) misnumbered: Option<(u64, u64)>,
+    /// The opcode of successful completions, where it is not the right one.
+    pub(super) opcode: Option<u32>,
+    /// How long each change of a queue pair's state takes.
+    pub(super) slow_changes: Duration,
     calls: [u64; Verb::COUNT],
 }
 
@@ -233,6 +241,10 @@ pub(super) fn install(plan: Plan) -> Installed {
         violations: Vec::new(),
         writes: 0,
         held: false,
+        completed: 0,
+        misnumbered: None,
+        opcode: None,
+        slow_changes: Duration::ZERO,
         calls: [0; Verb::COUNT],
     });
     Installed { device: world.devices.len() - 1 }
