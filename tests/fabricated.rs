@@ -13,5 +13,7 @@ mod events;
 mod placement;
 #[path = "fabricated/rounds.rs"]
 mod rounds;
+#[path = "fabricated/sessions.rs"]
+mod sessions;
 #[path = "fabricated/support.rs"]
 mod support;

@@ -73,7 +73,12 @@ on_the_device!(
     a_refused_start_leaves_no_worker,
     a_launcher_may_panic,
     a_worker_that_is_started_again_is_not_stopped,
-    the_text_of_an_error_may_panic
+    the_text_of_an_error_may_panic,
+    a_panic_that_panics_fails_its_round_alone,
+    a_function_may_not_stop_its_own_engine,
+    a_worker_that_panics_is_told,
+    a_peer_that_falls_silent_after_a_step_is_let_go,
+    a_thousand_starts_and_stops
 );
 
 const VERBS: Way = Way {
@@ -160,6 +165,25 @@ fn devices_are_found_by_name_interface_and_address() {
         assert!(matches!(error, TransportError::Device { .. }), "{error}");
         for word in words {
             assert!(error.to_string().contains(word), "{word}: {error}");
+        }
+    }
+}
+
+/// Every index of the GID table, given on both sides: it works, or the error names device, port and GID.
+#[test]
+fn every_gid_index_works_or_is_named() {
+    let Some(name) = device_or_skip("every_gid_index_works_or_is_named") else { return };
+    let listed = devices().unwrap().into_iter().find(|device| device.name == name).unwrap();
+    let present: Vec<u32> = listed.ports[0].gids.iter().map(|gid| gid.index).collect();
+    for index in 0..12_u8 {
+        let change = setup(&name).both(|config| config.gid_index(index).reply_timeout(Duration::from_secs(20)));
+        if present.contains(&u32::from(index)) {
+            watchdog(move || conformance::the_coprocessor_collects_what_it_served(change));
+        } else {
+            let error = conformance::refused(change).to_string();
+            for part in [&format!("GID index {index} is empty on {name} port 1")[..], "10.9.0.1"] {
+                assert!(error.contains(part), "{part}: {error}");
+            }
         }
     }
 }

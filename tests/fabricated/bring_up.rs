@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use catalyst_transport::fabricated::{Entry, Installed, Plan, Verb};
-use catalyst_transport::{TransportError, TransportSession};
+use catalyst_transport::{TransportError, TransportSession, Wire};
 
 use crate::support::{Pair, assert_clean, assert_release_order, assert_says, guarded, pair_seeing, payload};
 
@@ -25,17 +25,17 @@ const FAULTS: &[(Verb, &[i32])] = &[
 /// How often one bring-up calls the verb.
 fn calls_in(journal: &[Entry], verb: Verb) -> u64 {
     let released = journal.iter().position(|entry| entry.verb == Verb::DestroyQp).unwrap_or(journal.len());
-    // The last change of state belongs to the closing.
-    let closing = u64::from(verb == Verb::ModifyQp);
-    journal[..released].iter().filter(|entry| entry.verb == verb).count() as u64 - closing
+    let count = |verb| journal[..released].iter().filter(|entry| entry.verb == verb).count() as u64;
+    // The last change of each queue pair's state belongs to the closing.
+    count(verb) - if verb == Verb::ModifyQp { count(Verb::CreateQp) } else { 0 }
 }
 
 /// Fails every verb at every call on the `faulty` one of two devices.
-fn fail_everywhere(names: [&'static str; 2], faulty: usize) {
+fn fail_everywhere(names: [&'static str; 2], faulty: usize, wire: Wire) {
     let devices = names.map(|name| Plan::new(name).install());
-    let mut pair = Pair::new(names, |config| config);
+    let mut pair = Pair::new(names, |config| config.wire(wire));
     pair.run();
-    pair.round(b"before any fault");
+    pair.round(b"unharmed");
     pair.close();
     let journal = devices[faulty].journal();
     let mut tried = 0;
@@ -44,7 +44,7 @@ fn fail_everywhere(names: [&'static str; 2], faulty: usize) {
         assert!(occurrences > 0, "{verb:?} is not called");
         for nth in 1..=occurrences {
             for errno in *errnos {
-                attempt(&mut pair, &devices, names, faulty, (*verb, nth, *errno));
+                attempt(&mut pair, &devices, (names, faulty, wire), (*verb, nth, *errno));
                 tried += 1;
             }
         }
@@ -52,7 +52,12 @@ fn fail_everywhere(names: [&'static str; 2], faulty: usize) {
     assert!(tried > 50, "{tried}");
 }
 
-fn attempt(pair: &mut Pair, devices: &[Installed; 2], names: [&str; 2], faulty: usize, fault: (Verb, u64, i32)) {
+fn attempt(
+    pair: &mut Pair,
+    devices: &[Installed; 2],
+    (names, faulty, wire): ([&str; 2], usize, Wire),
+    fault: (Verb, u64, i32),
+) {
     let (verb, nth, errno) = fault;
     devices.iter().for_each(Installed::clear_journal);
     devices[faulty].fail(verb, nth, errno);
@@ -63,35 +68,101 @@ fn attempt(pair: &mut Pair, devices: &[Installed; 2], names: [&str; 2], faulty: 
     let (own, peer) = if faulty == 0 { (controller, coprocessor) } else { (coprocessor, controller) };
     let error = own.expect_err("the fault has to be told");
     assert_says(&error, &[verb.name(), names[faulty], &format!("(os error {errno})")]);
+    let TransportError::Verbs(failure) = &error else { panic!("{error:?}") };
+    assert_ne!(failure.remedy, "", "{fault:?} has no remedy");
+    // From the domain on the place is known.
+    if !matches!(verb, Verb::OpenDevice | Verb::QueryDevice | Verb::QueryPort) {
+        assert_says(&error, &["port 1", "10.77.0.1"]);
+    }
     if errno == libc::ENOMEM && matches!(verb, Verb::RegMr | Verb::CreateCq | Verb::CreateQp | Verb::AllocPd) {
         assert_says(&error, &["memlock", "ulimit -l", "LimitMEMLOCK"]);
     }
     assert!(!error.to_string().contains("os error 18"), "errno was read where the verb does not set it: {error}");
-    let peer = peer.expect_err("the peer has to end as well");
-    assert!(!peer.to_string().is_empty());
-    // A peer that was already in the handshake is told the reason.
-    if let TransportError::PeerRefused { .. } = &peer {
-        assert_says(&peer, &[verb.name()]);
+    match peer {
+        // A peer that was already in the handshake is told the reason.
+        Err(peer @ TransportError::PeerRefused { .. }) => assert_says(&peer, &[verb.name()]),
+        Err(peer) => assert!(!peer.to_string().is_empty()),
+        // The Catalyst wire has no word for it: the peer finds the connection closed when it looks.
+        Ok(()) => assert_eq!(wire, Wire::Catalyst),
     }
+    pair.close();
     for device in devices {
         assert_clean(device);
         assert_release_order(&device.journal());
     }
     // The same sessions work once the fault is gone.
     pair.run();
-    pair.round(b"after the fault");
+    pair.round(b"mended..");
     pair.close();
     devices.iter().for_each(assert_clean);
 }
 
 #[test]
 fn every_verb_of_the_bring_up_fails_on_the_controller() {
-    guarded(|| fail_everywhere(["up-ca", "up-cb"], 0));
+    guarded(|| fail_everywhere(["up-ca", "up-cb"], 0, Wire::Native));
 }
 
 #[test]
 fn every_verb_of_the_bring_up_fails_on_the_coprocessor() {
-    guarded(|| fail_everywhere(["up-pa", "up-pb"], 1));
+    guarded(|| fail_everywhere(["up-pa", "up-pb"], 1, Wire::Native));
+}
+
+#[test]
+fn every_verb_of_the_catalyst_bring_up_fails_on_either_side() {
+    guarded(|| fail_everywhere(["up-wa", "up-wb"], 0, Wire::Catalyst));
+    guarded(|| fail_everywhere(["up-wc", "up-wd"], 1, Wire::Catalyst));
+}
+
+#[test]
+fn a_queue_pair_of_no_size_at_all_is_refused_by_name() {
+    guarded(|| {
+        let device = Plan::new("no-size").install();
+        let mut pair = Pair::new(["no-size", "no-size"], |config| config);
+        device.fail(Verb::CreateQp, 0, libc::EINVAL);
+        let (controller, coprocessor) = pair.open();
+        let errors = [controller.unwrap_err(), coprocessor.unwrap_err()];
+        let own = errors.iter().find(|error| matches!(error, TransportError::Verbs(_))).expect("one side tells");
+        assert_says(own, &["ibv_create_qp", "no-size", "os error 22", "smaller depth"]);
+        device.heal();
+        assert_clean(&device);
+        pair.run();
+        pair.round(b"sized");
+        pair.close();
+        assert_clean(&device);
+    });
+}
+
+/// The probe is the first write: refused at the post on either side, it is told to both.
+#[test]
+fn a_refused_probe_undoes_the_bring_up() {
+    guarded(|| {
+        let names = ["first-a", "first-b"];
+        let devices = names.map(|name| Plan::new(name).install());
+        let mut pair = Pair::new(names, |config| config.liveness(Duration::from_millis(300)));
+        for (faulty, device) in devices.iter().enumerate() {
+            for errno in [libc::EINVAL, libc::EIO, libc::EFAULT, libc::ENODEV, libc::ENOMEM] {
+                devices.iter().for_each(Installed::clear_journal);
+                // A full queue is waited for, so it has to stay full.
+                device.fail(Verb::PostSend, u64::from(errno != libc::ENOMEM), errno);
+                let (controller, coprocessor) = pair.open();
+                let (own, peer) = if faulty == 0 { (controller, coprocessor) } else { (coprocessor, controller) };
+                let own = own.unwrap_err();
+                assert_says(&own, &["ibv_post_send", names[faulty], &format!("os error {errno}"), "port 1"]);
+                let TransportError::Verbs(failure) = &own else { panic!("{own:?}") };
+                assert_ne!(failure.remedy, "");
+                assert_says(&peer.unwrap_err(), &["ibv_post_send"]);
+                device.heal();
+                for device in &devices {
+                    assert_clean(device);
+                    assert_release_order(&device.journal());
+                }
+                pair.run();
+                pair.round(b"mended");
+                pair.close();
+            }
+        }
+        devices.iter().for_each(assert_clean);
+    });
 }
 
 #[test]

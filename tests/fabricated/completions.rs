@@ -8,7 +8,7 @@ use catalyst_transport::{TransportError, TransportSession};
 use crate::support::{Pair, assert_clean, assert_says, guarded, payload};
 
 /// Names in the order of their numbers, as the verbs interface has them.
-const NAMES: [&str; 23] = [
+const NAMES: [&str; 24] = [
     "IBV_WC_SUCCESS",
     "IBV_WC_LOC_LEN_ERR",
     "IBV_WC_LOC_QP_OP_ERR",
@@ -32,6 +32,7 @@ const NAMES: [&str; 23] = [
     "IBV_WC_RESP_TIMEOUT_ERR",
     "IBV_WC_GENERAL_ERR",
     "IBV_WC_TM_ERR",
+    "IBV_WC_TM_RNDV_INCOMPLETE",
 ];
 
 fn assert_status(error: &TransportError, status: u32, device: &str) {
@@ -49,7 +50,7 @@ fn every_status_of_the_probe_is_told_on_both_sides() {
         let devices = names.map(|name| Plan::new(name).install());
         let mut pair = Pair::new(names, |config| config);
         for (faulty, device) in devices.iter().enumerate() {
-            for status in 1..=22 {
+            for status in 1..=23 {
                 device.complete_with(1, status);
                 let began = Instant::now();
                 let (controller, coprocessor) = pair.open();
@@ -77,7 +78,7 @@ fn every_status_of_a_request_ends_the_session_by_name() {
         let names = ["request-a", "request-b"];
         let devices = names.map(|name| Plan::new(name).install());
         let mut pair = Pair::new(names, |config| config);
-        for status in 1..=22 {
+        for status in 1..=23 {
             pair.run();
             pair.round(b"before");
             devices[0].complete_with(1, status);
@@ -101,7 +102,7 @@ fn every_status_of_a_reply_ends_the_engine_by_name() {
     guarded(|| {
         let names = ["reply-a", "reply-b"];
         let devices = names.map(|name| Plan::new(name).install());
-        for status in 1..=22 {
+        for status in 1..=23 {
             let mut pair = Pair::new(names, |config| config);
             pair.run();
             pair.round(b"before");
@@ -224,6 +225,115 @@ fn a_refused_post_ends_the_session_by_name() {
             assert_says(&error, &["ibv_post_send", "post-b", &format!("os error {errno}")]);
             pair.close();
             devices.iter().for_each(assert_clean);
+        }
+    });
+}
+
+/// What the likely cause has to speak of, for the statuses that a user of this crate can meet.
+#[test]
+fn the_cause_fits_the_status_and_the_stage() {
+    guarded(|| {
+        let device = Plan::new("cause").install();
+        let mut pair = Pair::new(["cause", "cause"], |config| config);
+        for (status, in_probe, in_round) in [
+            (1, "largest message", "largest message"),
+            (2, "fault of this library", "fault of this library"),
+            (4, "registered region", "registered region"),
+            (5, "peer wrote where it may not", "peer wrote where it may not"),
+            (9, "path MTU", "does not allow remote writes"),
+            (10, "its region is gone", "address or key"),
+            (11, "could not complete", "could not complete"),
+            (12, "GID", "process or host is gone"),
+            (12, "MTU", "network is cut"),
+            (12, "4791", "port is down"),
+            (13, "no receive", "no receive"),
+            (19, "reset it", "reset it"),
+            (20, "did not answer", "did not answer"),
+            (21, "vendor error", "vendor error"),
+        ] {
+            device.complete_with(1, status);
+            let (controller, coprocessor) = pair.open();
+            let own = [controller, coprocessor].into_iter().find_map(|result| match result {
+                Err(error @ TransportError::Completion(_)) => Some(error),
+                _ => None,
+            });
+            let own = own.expect("one side tells");
+            assert_says(&own, &[NAMES[status as usize], in_probe, "establish_channel: probe", "MTU 1024", "GID"]);
+            pair.run();
+            pair.round(b"before");
+            device.complete_with(1, status);
+            assert_says(&pair.failing_round(), &[NAMES[status as usize], in_round, "round", "queue pair"]);
+            pair.close();
+        }
+        assert_clean(&device);
+    });
+}
+
+#[test]
+fn a_status_that_nobody_knows_ends_the_session_with_its_number() {
+    guarded(|| {
+        let device = Plan::new("unknown").install();
+        let mut pair = Pair::new(["unknown", "unknown"], |config| config);
+        for status in [24, 99, 0x7FFF_FFFF, u32::MAX] {
+            pair.run();
+            pair.round(b"before");
+            device.complete_with(1, status);
+            let error = pair.failing_round();
+            assert_says(&error, &[&format!("status {status} an unknown status"), "newer library", "unknown port 1"]);
+            pair.close();
+        }
+        assert_clean(&device);
+    });
+}
+
+/// Of a completion the opcode is never read.
+#[test]
+fn an_opcode_that_nobody_knows_does_no_harm() {
+    guarded(|| {
+        let device = Plan::new("opcode").install();
+        for opcode in [0, 2, 128, 0x7777_7777, u32::MAX] {
+            device.completion_opcode(Some(opcode));
+            let mut pair = Pair::new(["opcode", "opcode"], |config| config);
+            pair.run();
+            (0..300).for_each(|round| pair.round(&payload(round, 20)));
+            pair.close();
+            device.completion_opcode(None);
+            assert_clean(&device);
+        }
+    });
+}
+
+/// A completion that names a request which is not outstanding frees nothing: it ends the session.
+#[test]
+fn a_completion_of_no_outstanding_request_ends_the_session() {
+    guarded(|| {
+        let names = ["number-a", "number-b"];
+        let devices = names.map(|name| Plan::new(name).install());
+        for faulty in 0..2 {
+            // One that has completed, some that were never posted, and the number that marks the end of closing.
+            for request in [0, 1_000_000, u64::MAX - 1, u64::MAX] {
+                let mut pair = Pair::new(names, |config| config);
+                pair.run();
+                pair.round(b"before");
+                devices[faulty].misnumber_completion(1, request);
+                let began = Instant::now();
+                // One write in so many is signalled, and its completion is seen by whoever waits next.
+                let mut at_controller = None;
+                while at_controller.is_none() && pair.coprocessor.status().is_ok() {
+                    assert!(began.elapsed() < Duration::from_secs(20), "request {request} is not noticed");
+                    let sent = pair.controller.write_data_slot(b"x", 0).and_then(|()| pair.controller.kick(0));
+                    at_controller = sent.and_then(|_| pair.controller.collect(&mut [&mut [0; 8]])).err();
+                }
+                let error = match faulty {
+                    0 => at_controller.expect("the controller's device is faulty"),
+                    _ => pair.coprocessor_end(Duration::from_secs(5)),
+                };
+                let said = format!("work request {request}, which is not outstanding");
+                assert_says(&error, &[&said, names[faulty], "connect again"]);
+                assert!(!error.is_recoverable());
+                pair.close();
+                devices.iter().for_each(assert_clean);
+            }
         }
     });
 }

@@ -220,3 +220,28 @@ fn a_device_without_reads_and_atomics_serves() {
         assert_clean(&device);
     });
 }
+
+#[test]
+fn the_partition_key_of_the_given_index_is_used() {
+    guarded(|| {
+        let table = || vec![Port::ethernet().pkeys([0xFFFF, 0x0000, 0x8007, 0x0007])];
+        works(["index-a", "index-b"], [table(), table()], |config| config.pkey_index(2));
+        // A limited member in the same place of the other table.
+        let other = || vec![Port::ethernet().pkeys([0x8001, 0x8002, 0x0007])];
+        works(["index-c", "index-d"], [table(), other()], |config| config.pkey_index(2));
+        for (number, wanted) in [1, 4, 200, u16::MAX].into_iter().enumerate() {
+            let names = [format!("index-e{number}"), format!("index-f{number}")];
+            let errors = refused([&names[0], &names[1]], [table(), table()], |config| config.pkey_index(wanted));
+            assert_says(
+                &errors.0,
+                &[
+                    &format!("partition key index {wanted} is empty on {} port 1", names[0]),
+                    "there is 0=0xffff 2=0x8007 3=0x0007",
+                ],
+            );
+        }
+        // Two limited members of one partition cannot talk.
+        let limited = refused(["index-g", "index-h"], [table(), table()], |config| config.pkey_index(3));
+        assert_says(&limited.0, &["partition key", "0x0007"]);
+    });
+}

@@ -15,6 +15,9 @@ use catalyst_transport::{
     thread_launcher,
 };
 
+#[path = "conformance/faults.rs"]
+mod faults;
+pub(crate) use faults::*;
 #[path = "conformance/hardening.rs"]
 mod hardening;
 pub(crate) use hardening::*;
@@ -761,7 +764,9 @@ macro_rules! conformance {
             a_window_of_given_up_rounds_opens_again, a_refused_reply_is_not_shown,
             a_payload_staged_before_stop_is_not_sent_after_it, impossible_channels_are_refused,
             a_refused_start_leaves_no_worker, a_launcher_may_panic,
-            a_worker_that_is_started_again_is_not_stopped, the_text_of_an_error_may_panic
+            a_worker_that_is_started_again_is_not_stopped, the_text_of_an_error_may_panic,
+            a_panic_that_panics_fails_its_round_alone, a_function_may_not_stop_its_own_engine, a_worker_that_panics_is_told,
+            a_peer_that_falls_silent_after_a_step_is_let_go, a_thousand_starts_and_stops
         );
     };
     ($setup:expr; $($name:ident),*) => {

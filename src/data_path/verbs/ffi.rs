@@ -154,3 +154,6 @@ pub(crate) unsafe fn zeroed<T>() -> T {
     // SAFETY: the caller vouches for it.
     unsafe { std::mem::zeroed() }
 }
+
+#[cfg(test)]
+mod tests;
