@@ -66,6 +66,11 @@
 //! | `stop`, coprocessor function or worker does not return | 5 s each | [`SessionConfig::stop_timeout`] | [`TransportError::Engine`] |
 //! | `close` and drop, beyond their `stop` | some milliseconds; 0.2 s when the device or the peer does not answer | | |
 //! | `write_data_slot`, `kick` and replies: the device does not complete earlier writes | 5 s | [`SessionConfig::liveness`] | [`TransportError::Timeout`] |
+//! | the same on the coprocessor, when it is stopped or the peer ends | at once | | the end's own; what was not sent is served anew at the next `start` |
+//! | `start`: the engine thread's report of its settings | 5 s | | none: the report is empty |
+//! | `stop`: acknowledgement of the last writes | 5 ms | | none: a line in the log |
+//! | telling the peer something (started, stopped, heartbeat) | 20 ms | | none: a line in the log |
+//! | a failed step of the bring-up: the peer's reason for it | 50 ms | | this side's own |
 //! | host name look-up | the resolver's own bound | `resolv.conf` | [`TransportError::Timeout`] |
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]

@@ -124,3 +124,41 @@ pub(super) fn caught<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, 
         Err(Failure::new(format!("internal error: {text}; please report it")))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_a_failure_and_the_next_call_is_served() {
+        struct Bomb;
+        impl Drop for Bomb {
+            fn drop(&mut self) {
+                panic!("the payload of a panic panics")
+            }
+        }
+        let lock = std::sync::Mutex::new(0);
+        let held = || {
+            let mut count = lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            *count += 1;
+            count
+        };
+        for status in [
+            guard_status("test", || {
+                let _held = held();
+                panic!("on purpose")
+            }),
+            guard_status("test", || {
+                let _held = held();
+                std::panic::panic_any(Bomb)
+            }),
+        ] {
+            assert!(status < 0, "{status}");
+        }
+        let served = guard_status("test", || {
+            drop(held());
+            Ok(())
+        });
+        assert_eq!((served, *held()), (OK, 4));
+    }
+}

@@ -287,3 +287,49 @@ fn closing_again_does_nothing() {
         assert_clean(&device);
     });
 }
+
+/// Registered memory is marked so that a child process does not get it: its pages are never copied on a write of the parent's.
+#[test]
+fn registered_memory_is_kept_out_of_child_processes() {
+    guarded(|| {
+        let device = Plan::new("fork").install();
+        let mut pair = Pair::new(["fork", "fork"], |config| config);
+        let desc = pair.controller_channel();
+        let mut flags = String::new();
+        let found = &mut flags;
+        let (controller, coprocessor) = pair.open_with(
+            |session, info| {
+                session.connect(info)?;
+                let region = session.alloc_memory(desc.controller_bytes(), MemKind::CpuRam)?;
+                let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+                let mut inside = false;
+                for line in maps.lines() {
+                    let range = line.split(' ').next().and_then(|word| word.split_once('-'));
+                    let address = |text| u64::from_str_radix(text, 16).ok();
+                    if let Some((Some(from), Some(to))) = range.map(|(from, to)| (address(from), address(to))) {
+                        inside = (from..to).contains(&region.addr);
+                    } else if let Some(all) = line.strip_prefix("VmFlags:").filter(|_| inside) {
+                        *found = all.to_owned();
+                    }
+                }
+                let peer = session.exchange_keys(&region)?;
+                session.establish_channel(&desc, &region, &peer)?;
+                session.commit_work_item(0, 64, 64)
+            },
+            |session, info| session.open(info),
+        );
+        controller.unwrap();
+        coprocessor.unwrap();
+        assert!(flags.split_whitespace().any(|flag| flag == "dc"), "the region's flags are '{flags}'");
+        // Children come and go while rounds pass.
+        pair.coprocessor.start().unwrap();
+        pair.controller.start().unwrap();
+        for round in 0..20 {
+            let mut child = std::process::Command::new("true").spawn().unwrap();
+            (0..50).for_each(|index| pair.round(&payload(round * 50 + index, 64)));
+            assert!(child.wait().unwrap().success());
+        }
+        pair.close();
+        assert_clean(&device);
+    });
+}
