@@ -78,7 +78,8 @@ on_the_device!(
     a_function_may_not_stop_its_own_engine,
     a_worker_that_panics_is_told,
     a_peer_that_falls_silent_after_a_step_is_let_go,
-    a_thousand_starts_and_stops
+    a_thousand_starts_and_stops,
+    a_session_dropped_in_a_child_process_is_the_parents_still
 );
 
 const VERBS: Way = Way {

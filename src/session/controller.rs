@@ -459,6 +459,10 @@ impl TransportSession for ControllerSession {
 
 impl Drop for ControllerSession {
     fn drop(&mut self) {
+        if self.link.is_in_a_child() {
+            std::mem::forget(self.rounds.take());
+            return self.link.abandon();
+        }
         self.close();
     }
 }

@@ -436,6 +436,10 @@ impl TransportSession for CoprocessorSession {
 
 impl Drop for CoprocessorSession {
     fn drop(&mut self) {
+        if self.link.is_in_a_child() {
+            std::mem::forget(std::mem::replace(&mut self.work, Work::None));
+            return self.link.abandon();
+        }
         if let Err(error) = self.close() {
             // A function that does not return keeps its thread, and with it the memory that the peer may write to. The
             // thread releases both when it returns.

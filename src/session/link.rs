@@ -51,6 +51,8 @@ pub(crate) struct Link {
     pub(crate) established: Option<ChannelDesc>,
     pub(crate) peer: Arc<Peer>,
     watcher: Option<Watcher>,
+    /// The process that made the session.
+    process: u32,
 }
 
 /// What a role needs to move data: the path, the ring that it reads and the one that it writes.
@@ -98,6 +100,7 @@ impl Link {
             established: None,
             peer: Arc::new(Peer::new()),
             watcher: None,
+            process: std::process::id(),
         })
     }
 
@@ -459,6 +462,16 @@ impl Link {
             channel.refuse(&error.to_string());
         }
         self.close();
+    }
+
+    /// Whether this is a copy of the session in a child process, which has the descriptors but none of the threads.
+    pub(crate) fn is_in_a_child(&self) -> bool {
+        self.process != std::process::id()
+    }
+
+    /// Lets go of everything without a word to the peer, the device or the watcher, which are the parent's.
+    pub(crate) fn abandon(&mut self) {
+        std::mem::forget((self.path.take(), self.watcher.take(), self.channel.take(), self.catalyst.take()));
     }
 
     /// Says goodbye and releases everything but the listener. What moves the data is the role's to drop, before.

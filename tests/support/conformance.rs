@@ -766,7 +766,8 @@ macro_rules! conformance {
             a_refused_start_leaves_no_worker, a_launcher_may_panic,
             a_worker_that_is_started_again_is_not_stopped, the_text_of_an_error_may_panic,
             a_panic_that_panics_fails_its_round_alone, a_function_may_not_stop_its_own_engine, a_worker_that_panics_is_told,
-            a_peer_that_falls_silent_after_a_step_is_let_go, a_thousand_starts_and_stops
+            a_peer_that_falls_silent_after_a_step_is_let_go, a_thousand_starts_and_stops,
+            a_session_dropped_in_a_child_process_is_the_parents_still
         );
     };
     ($setup:expr; $($name:ident),*) => {

@@ -184,3 +184,36 @@ pub(crate) fn a_thousand_starts_and_stops(setup: Setup) {
     };
     assert_eq!(reply, b"still");
 }
+
+/// A child process that drops its copies of both sessions does nothing to the parent's.
+pub(crate) fn a_session_dropped_in_a_child_process_is_the_parents_still(setup: Setup) {
+    let (mut controller, coprocessor) = running(&setup, echo);
+    for round in 0..3_u8 {
+        assert_eq!(ask(&mut controller, &[round], 0).unwrap(), [round]);
+        // SAFETY: the child does nothing but drop what it has got, and ends without going through anything else.
+        let child = match unsafe { libc::fork() } {
+            0 => {
+                drop((controller, coprocessor));
+                // SAFETY: ends the process.
+                unsafe { libc::_exit(23) }
+            }
+            child => child,
+        };
+        assert!(child > 0);
+        let (mut status, deadline) = (0, Instant::now() + Duration::from_secs(20));
+        // SAFETY: a child of this process that nobody else waits for.
+        while unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == 0 {
+            if Instant::now() > deadline {
+                // SAFETY: as above: not yet waited for.
+                unsafe { libc::kill(child, libc::SIGKILL) };
+                panic!("the child does not end");
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 23, "the child ended with {status:#x}");
+        // A goodbye of the child's would have come by now.
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(ask(&mut controller, b"still", 0).unwrap(), b"still");
+    assert_eq!(coprocessor.status(), Ok(()));
+}
