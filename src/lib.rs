@@ -50,6 +50,11 @@
 //! - `capi`: the C interface that compiled PennyLane Catalyst programs call and the C++ plugin of its runtime, as
 //!   `libcatalyst_transport.so` with the header `include/catalyst_transport.h`. See `docs/catalyst.md`.
 //!
+//! # Child processes
+//!
+//! A child that `fork` makes has none of the parent's threads and none of its registered memory. It may drop its copy of a
+//! session, which does nothing to the parent's; it must not call anything else of it.
+//!
 //! # Waits and their ends
 //!
 //! | wait | ends after | set by | error |

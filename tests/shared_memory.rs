@@ -63,3 +63,27 @@ fn the_next_session_may_have_another_processor() {
         }
     });
 }
+
+/// What a side has sent before it closes arrives, however soon the close comes.
+#[test]
+fn what_was_sent_before_a_close_is_collected() {
+    conformance::watchdog(|| {
+        let setup = setup();
+        let (mut controller, mut coprocessor) = conformance::running(&setup, conformance::echo);
+        for session in 0..100_u32 {
+            for round in 0..4 {
+                controller.write_data_slot(&(session << 2 | round).to_le_bytes(), 0).unwrap();
+                controller.kick(0).unwrap();
+            }
+            conformance::served(&coprocessor, 4);
+            coprocessor.close().unwrap();
+            for round in 0..4 {
+                assert_eq!(controller.collect_reply().unwrap(), (session << 2 | round).to_le_bytes());
+            }
+            controller.close();
+            coprocessor = conformance::reopen(&setup, &mut controller, coprocessor);
+            coprocessor.start().unwrap();
+            controller.start().unwrap();
+        }
+    });
+}
