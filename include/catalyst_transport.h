@@ -81,7 +81,7 @@ enum {
  *
  * config is "key=value;key=value": dev, port, gid (the RDMA device; found by themselves when left out), bind (where a
  * coprocessor listens; default 0.0.0.0, all IPv4 interfaces), depth (256), request and reply (the longest payloads; 8 and 8
- * bytes), accept_ms (60000; 0 is for ever), handshake_ms (5000), timeout_ms (collect, 1000), stop_ms (1000), liveness_ms
+ * bytes), accept_ms (60000; 0 is for ever), handshake_ms (5000), timeout_ms (collect, 1000), stop_ms (5000), liveness_ms
  * (5000), cpu or cpu_pin, rt, mlock, low_latency (for the engine's thread). cpu_verbs and memcpy ignore unknown keys
  * with a note on stderr, and cpu_pin and rt on a controller; the native ones refuse unknown keys.
  *
