@@ -73,7 +73,10 @@ on_the_device!(
     a_refused_start_leaves_no_worker,
     a_launcher_may_panic,
     a_worker_that_is_started_again_is_not_stopped,
-    the_text_of_an_error_may_panic
+    the_text_of_an_error_may_panic,
+    queued_rounds_are_rounds,
+    a_queue_keeps_to_the_rules_of_a_kick,
+    a_slow_function_holds_no_reply_back
 );
 
 const VERBS: Way = Way {

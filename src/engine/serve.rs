@@ -12,6 +12,8 @@ use crate::error::{FunctionFailure, Result, TransportError};
 use crate::ring::{Check, FrameReader, FrameWriter, Geometry, Polled, SharedBytes, Trailer};
 use crate::session::function::{Functions, Request};
 
+mod gather;
+
 /// Bursts of looks between two looks at the completions.
 const PROGRESS_EVERY: u32 = 16;
 /// How long stopping waits for the last replies to be acknowledged.
@@ -210,6 +212,9 @@ impl Loop {
                 Turn::Served => {
                     unverified = None;
                     bursts = 0;
+                    if self.path.gathers() {
+                        self.serve_waiting()?;
+                    }
                     continue;
                 }
                 Turn::Unverified => {

@@ -15,6 +15,7 @@ use crate::error::{Result, TransportError};
 use crate::oob::{Message, Role};
 use crate::ring::Trailer;
 
+mod bursts;
 mod rounds;
 
 use rounds::{Rounds, Staged, WorkItem};
@@ -265,6 +266,10 @@ impl ControllerSession {
         if rounds.in_flight() == 0 {
             return Err(TransportError::NothingInFlight);
         }
+        if rounds.path.holds() {
+            self.kick_queued()?;
+        }
+        let rounds = self.rounds.as_mut().expect("running");
         match rounds.poll() {
             Ok(Some(trailer)) => Ok(Some(trailer)),
             Ok(None) => self.look_around(stopped_counts),

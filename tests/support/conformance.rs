@@ -15,6 +15,9 @@ use catalyst_transport::{
     thread_launcher,
 };
 
+#[path = "conformance/bursts.rs"]
+mod bursts;
+pub(crate) use bursts::*;
 #[path = "conformance/hardening.rs"]
 mod hardening;
 pub(crate) use hardening::*;
@@ -761,7 +764,8 @@ macro_rules! conformance {
             a_window_of_given_up_rounds_opens_again, a_refused_reply_is_not_shown,
             a_payload_staged_before_stop_is_not_sent_after_it, impossible_channels_are_refused,
             a_refused_start_leaves_no_worker, a_launcher_may_panic,
-            a_worker_that_is_started_again_is_not_stopped, the_text_of_an_error_may_panic
+            a_worker_that_is_started_again_is_not_stopped, the_text_of_an_error_may_panic,
+            queued_rounds_are_rounds, a_queue_keeps_to_the_rules_of_a_kick, a_slow_function_holds_no_reply_back
         );
     };
     ($setup:expr; $($name:ident),*) => {

@@ -42,6 +42,8 @@ pub(super) struct Device {
     pub(super) violations: Vec<String>,
     /// Writes posted.
     pub(super) writes: u64,
+    /// Posts, of however many writes.
+    pub(super) doorbells: u64,
     /// Successful completions are kept back.
     pub(super) held: bool,
     calls: [u64; Verb::COUNT],
@@ -232,6 +234,7 @@ pub(super) fn install(plan: Plan) -> Installed {
         journal: Vec::new(),
         violations: Vec::new(),
         writes: 0,
+        doorbells: 0,
         held: false,
         calls: [0; Verb::COUNT],
     });
