@@ -41,6 +41,8 @@ pub(crate) struct Loop {
     served: Served,
     /// How long a frame may stay unverified.
     patience: Duration,
+    /// What sending one of several replies took last, in nanoseconds.
+    sending_ns: u64,
 }
 
 /// Where replies come from.
@@ -124,6 +126,7 @@ impl Loop {
             writer,
             served,
             patience,
+            sending_ns: 0,
         }
     }
 

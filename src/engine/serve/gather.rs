@@ -1,16 +1,17 @@
 //! Replies that share a doorbell.
 //!
 //! The first reply after a wait always leaves at once. Only when the next request has already arrived by then is it worth
-//! a thought whether its reply may wait for the one after it: a doorbell costs some hundred nanoseconds on a network card,
-//! and a system call on soft-RoCE. A reply is held back while all of this is true:
+//! a thought whether its reply may wait for the one after it, for a doorbell costs some hundred nanoseconds on a network
+//! card, and a system call on soft-RoCE. A reply is held back while all of this is true:
 //!
 //! - the request after it has already arrived, so that it waits for work and not for the network;
-//! - that request is for the same decoder, so that what the engine knows of the function's time is known of it too (a
-//!   persistent worker's replies are all there already, and need no such knowledge);
-//! - no more than [`GATHER_NS`] have passed since the first of those held back was begun, functions included;
+//! - that request is for the same decoder, so that what is known of the function's time is known of it too (a persistent
+//!   worker's replies are all there already, and need no such knowledge);
+//! - since the request of the first that is held back was taken up, no more time has passed than sending a reply takes, as
+//!   measured at the last such post: nobody waits longer than it would have cost to let him go;
 //! - fewer than [`MOST_GATHERED`] are held back.
 //!
-//! So a reply waits at most for [`GATHER_NS`] and one more run of a function that has just taken less than that.
+//! So a reply waits at most for the time of one post and for one run of a function that has just taken less than that.
 
 use super::{Loop, Source, Turn};
 use crate::engine::clock;
@@ -18,8 +19,8 @@ use crate::error::Result;
 
 /// Replies that share a doorbell at most.
 pub(crate) const MOST_GATHERED: u32 = 16;
-/// How long replies are held back, in nanoseconds: as long as some ten doorbells take.
-const GATHER_NS: u64 = 4_000;
+/// The most that sending a reply is taken to cost, in nanoseconds, whatever was measured: the thread may have been put aside.
+const MOST_SENDING_NS: u64 = 20_000;
 
 impl Loop {
     /// Serves the requests that are waiting, after one that had been waited for.
@@ -40,26 +41,32 @@ impl Loop {
     fn gather(&mut self, decoder_id: u32) -> Result<bool> {
         let began = clock::now();
         let mut result = Ok(true);
+        let mut held = 0;
         self.path.hold(true);
-        for _ in 0..MOST_GATHERED {
+        let ready = loop {
             match self.turn() {
-                Ok(Turn::Served) => {}
+                Ok(Turn::Served) => held += 1,
                 Ok(Turn::Idle | Turn::Unverified) => {
                     result = Ok(false);
-                    break;
+                    break clock::now();
                 }
                 Err(error) => {
                     result = Err(error);
-                    break;
+                    break clock::now();
                 }
             }
-            if clock::since(began, clock::now()) > GATHER_NS || self.waiting() != Some(decoder_id) {
-                break;
+            let now = clock::now();
+            if held == MOST_GATHERED || clock::since(began, now) > self.sending_ns || self.waiting() != Some(decoder_id)
+            {
+                break now;
             }
-        }
+        };
         self.path.hold(false);
         // Also after an error: those who were answered before it are to have their replies.
         let sent = self.path.post_held();
+        if held != 0 {
+            self.sending_ns = (clock::since(ready, clock::now()) / u64::from(held)).min(MOST_SENDING_NS);
+        }
         result.and_then(|whole| sent.map(|()| whole))
     }
 
