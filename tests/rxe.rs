@@ -10,10 +10,14 @@ mod catalyst;
 mod catalyst_sessions;
 #[path = "support/conformance.rs"]
 mod conformance;
+#[path = "support/system_calls.rs"]
+mod counting;
 #[path = "support/device.rs"]
 mod device;
 #[path = "support/processes.rs"]
 mod processes;
+#[path = "rxe/system_calls.rs"]
+mod system_calls;
 
 use std::time::Duration;
 
