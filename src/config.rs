@@ -61,6 +61,43 @@ impl FromStr for Wire {
     }
 }
 
+/// Who drives a controller's rounds between `start` and `stop`. (A coprocessor always has an engine thread.)
+///
+/// Calls, window, late replies, time-outs and errors are the same in both. What differs:
+///
+/// | | `Caller` | `Thread` |
+/// | --- | --- | --- |
+/// | who polls the ring and posts | the thread that calls `kick` and `collect` | an engine thread, from `start` to `stop` |
+/// | processors kept busy | one, while `collect` waits | one all the time, and the caller's while `collect` waits |
+/// | a round takes | the least | two hand-overs between threads and two copies more (`docs/performance.md` has figures) |
+/// | `kick` on verbs | posts, and may wait for the device to complete earlier writes | hands over, and waits for nothing |
+/// | several kicks in a row | a doorbell each; one for all with [`ControllerSession::queue`](crate::ControllerSession::queue) | those that wait share one, without being asked to |
+/// | while the caller does something else | replies wait in the ring, their time running on; a failed write is noticed at the next call | replies are taken and failed writes noticed at once |
+/// | an error of a post | is `kick`'s | is that of the next `collect` or `try_collect` |
+/// | `cpu`, `real_time`, `low_latency` | of the thread that calls `start` | of the engine thread |
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum EngineMode {
+    /// The caller's thread, in the calls themselves: the shortest way.
+    #[default]
+    Caller,
+    /// A thread of its own, with wait-free queues to and from it: for callers with other work to do.
+    Thread,
+}
+
+impl FromStr for EngineMode {
+    type Err = TransportError;
+
+    /// Reads `caller` or `thread`.
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "caller" => Ok(Self::Caller),
+            "thread" => Ok(Self::Thread),
+            other => Err(TransportError::invalid("engine", format!("'{other}' is none of caller, thread"))),
+        }
+    }
+}
+
 /// A descriptor of device memory, the same one in every copy of the settings.
 #[derive(Debug, Clone)]
 pub(crate) struct DmaBuf(pub(crate) Arc<OwnedFd>);
@@ -88,6 +125,7 @@ impl Eq for DmaBuf {}
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionConfig {
     pub(crate) wire: Wire,
+    pub(crate) engine_mode: EngineMode,
     pub(crate) data_path: DataPathKind,
     pub(crate) device: Option<String>,
     pub(crate) port: Option<u8>,
@@ -113,6 +151,7 @@ impl Default for SessionConfig {
     fn default() -> Self {
         Self {
             wire: Wire::Native,
+            engine_mode: EngineMode::Caller,
             data_path: DataPathKind::Auto,
             device: None,
             port: None,
@@ -200,6 +239,13 @@ impl SessionConfig {
     #[must_use]
     pub fn bind(mut self, address: impl Into<String>) -> Self {
         self.bind = address.into();
+        self
+    }
+
+    /// Who drives a controller's rounds. Default: [`EngineMode::Caller`].
+    #[must_use]
+    pub fn engine_mode(mut self, mode: EngineMode) -> Self {
+        self.engine_mode = mode;
         self
     }
 
@@ -365,7 +411,7 @@ impl FromStr for SessionConfig {
 
     /// Reads `key=value` pairs separated by `;`. Times are in milliseconds.
     ///
-    /// Keys: `wire` (native, catalyst), `path` (auto, shm, verbs), `dev`, `port`, `gid`, `pkey` (its index), `bind`, `depth`, `request`, `reply`, `accept_ms` (0: wait for
+    /// Keys: `wire` (native, catalyst), `engine` (caller, thread), `path` (auto, shm, verbs), `dev`, `port`, `gid`, `pkey` (its index), `bind`, `depth`, `request`, `reply`, `accept_ms` (0: wait for
     /// ever), `handshake_ms`, `timeout_ms`, `stop_ms`, `liveness_ms`, `cpu` (or `cpu_pin`), `rt` (priority; 0: none),
     /// `mlock` (0, 1), `low_latency` (0, 1).
     ///
@@ -388,6 +434,7 @@ impl FromStr for SessionConfig {
             let millis = || number::<u64>(key, value).map(Duration::from_millis);
             match key {
                 "wire" => {}
+                "engine" => config.engine_mode = value.parse()?,
                 "path" => config.data_path = value.parse()?,
                 "dev" => config.device = Some(value.into()),
                 "port" => config.port = Some(number(key, value)?),
@@ -409,7 +456,7 @@ impl FromStr for SessionConfig {
                 _ => {
                     return Err(TransportError::invalid(
                         format!("configuration key '{key}'"),
-                        "is unknown; the keys are wire, path, dev, port, gid, pkey, bind, depth, request, reply, accept_ms, \
+                        "is unknown; the keys are wire, engine, path, dev, port, gid, pkey, bind, depth, request, reply, accept_ms, \
                          handshake_ms, timeout_ms, stop_ms, liveness_ms, cpu, rt, mlock, low_latency",
                     ));
                 }
@@ -445,12 +492,13 @@ mod tests {
 
     #[test]
     fn every_key_is_read() {
-        let text = "wire=native;path=verbs;dev=rxe0;port=1;gid=1;pkey=2;bind=::1;depth=4;request=8;reply=9;accept_ms=0;handshake_ms=2;\
+        let text = "wire=native;engine=thread;path=verbs;dev=rxe0;port=1;gid=1;pkey=2;bind=::1;depth=4;request=8;reply=9;accept_ms=0;handshake_ms=2;\
                     timeout_ms=3;stop_ms=4;liveness_ms=500;cpu=1;rt=50;mlock=1;low_latency=1";
         let config: SessionConfig = text.parse().unwrap();
         let millis = Duration::from_millis;
         let built = SessionConfig::new()
             .wire(Wire::Native)
+            .engine_mode(EngineMode::Thread)
             .data_path(DataPathKind::Verbs)
             .device("rxe0")
             .port(1)
@@ -499,6 +547,7 @@ mod tests {
             ("liveness_ms=1", "100 ms"),
             ("request=16777216", "16777215"),
             ("mlock=maybe", "mlock"),
+            ("engine=steam", "caller, thread"),
             ("wire=tin", "native, catalyst"),
             ("wire=catalyst;path=shm", "verbs alone"),
             ("wire=catalyst;depth=512", "256 slots"),

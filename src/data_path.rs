@@ -228,6 +228,47 @@ impl DataPath {
         }
     }
 
+    /// Whether several frames sent together are cheaper than one by one.
+    #[inline]
+    pub(crate) fn gathers(&self) -> bool {
+        match self {
+            Self::SharedMemory(_) => false,
+            #[cfg(feature = "rdma")]
+            Self::Verbs(_) => true,
+        }
+    }
+
+    /// While `hold` is true, frames that are sent may wait for [`post_held`](Self::post_held), or for the next one sent after
+    /// `hold` has become false. On shared memory none does: it has arrived when it has been composed.
+    pub(crate) fn hold(&mut self, hold: bool) {
+        match self {
+            Self::SharedMemory(_) => {
+                let _ = hold;
+            }
+            #[cfg(feature = "rdma")]
+            Self::Verbs(path) => path.hold(hold),
+        }
+    }
+
+    /// Whether a frame waits.
+    #[inline]
+    pub(crate) fn holds(&self) -> bool {
+        match self {
+            Self::SharedMemory(_) => false,
+            #[cfg(feature = "rdma")]
+            Self::Verbs(path) => path.holds(),
+        }
+    }
+
+    /// Sends what waits.
+    pub(crate) fn post_held(&mut self) -> Result<()> {
+        match self {
+            Self::SharedMemory(_) => Ok(()),
+            #[cfg(feature = "rdma")]
+            Self::Verbs(path) => path.post_held(),
+        }
+    }
+
     /// Looks after what has been sent: errors of earlier sends are found here.
     #[inline]
     pub(crate) fn progress(&mut self) -> Result<()> {

@@ -1,4 +1,4 @@
-//! The busy-poll loop that serves rounds, on a thread of its own.
+//! The busy-poll loop that serves rounds, or carries a controller's, on a thread of its own.
 //!
 //! The thread owns the data path while it runs and gives it back when it ends. In the loop it looks at memory alone: the
 //! next slot of the ring, the stop flag, and what [`peer::Peer`] knows of the other side. What has to ask the system (the
@@ -7,6 +7,7 @@
 pub(crate) mod clock;
 pub(crate) mod peer;
 pub(crate) mod real_time;
+pub(crate) mod relay;
 pub(crate) mod serve;
 pub(crate) mod spin;
 pub(crate) mod watcher;
@@ -24,7 +25,6 @@ use crate::config::SessionConfig;
 use crate::error::{Result, TransportError};
 use crate::session::function::{discard_panic, panic_text};
 use real_time::RealTimeReport;
-use serve::Loop;
 use spin::Spinner;
 use watcher::Teller;
 
@@ -67,33 +67,51 @@ impl Shared {
     }
 }
 
+/// What an engine thread does.
+pub(crate) trait Work: Send + 'static {
+    /// What it shares with its session.
+    fn shared(&self) -> &Arc<Shared>;
+
+    /// Works until told to stop or until an error.
+    ///
+    /// # Errors
+    /// The first error, which ends it.
+    fn run(&mut self, spinner: &Spinner) -> Result<()>;
+
+    /// Makes it ready to run again.
+    fn rewind(&mut self) {}
+
+    /// What to say when it has not ended within `bound`.
+    fn overdue(bound: Duration) -> String;
+}
+
 /// A running engine thread.
 #[derive(Debug)]
-pub(crate) struct Engine {
+pub(crate) struct Engine<W> {
     shared: Arc<Shared>,
     thread: ThreadId,
-    finished: Receiver<Loop>,
+    finished: Receiver<W>,
     /// What was granted of the real-time settings.
     pub(crate) report: RealTimeReport,
 }
 
-impl Engine {
+impl<W: Work> Engine<W> {
     /// Starts the loop on a thread of its own. When it ends by an error, `teller` tells the peer.
     ///
     /// # Errors
     /// [`TransportError::System`] when no thread can be had. The loop comes back with the error, and has been told to stop.
     pub(crate) fn start(
-        mut work: Loop,
+        mut work: W,
         config: &SessionConfig,
         teller: Option<Teller>,
-    ) -> Result<Self, (TransportError, Box<Loop>)> {
+    ) -> Result<Self, (TransportError, Box<W>)> {
         let shared = work.shared().clone();
         shared.rearm();
         let (give_back, finished) = channel();
         let (tell, told) = channel();
         let settings = real_time::Settings::from(config);
         // The loop goes to the thread through a channel, so that it is not lost when the thread cannot be made.
-        let (hand_over, handed) = channel::<Loop>();
+        let (hand_over, handed) = channel::<W>();
         let thread_shared = shared.clone();
         let spawned = std::thread::Builder::new().name("catalyst-engine".into()).spawn(move || {
             let Ok(mut work) = handed.recv() else { return };
@@ -139,9 +157,9 @@ impl Engine {
     /// Tells the loop to end and waits for it.
     ///
     /// # Errors
-    /// [`TransportError::Engine`] when it does not end within `bound`, because a coprocessor function has not returned: it
-    /// may be called again.
-    pub(crate) fn stop(&mut self, bound: Duration) -> Result<Loop> {
+    /// [`TransportError::Engine`] when it does not end within `bound`, most often because a coprocessor function has not
+    /// returned: it may be called again.
+    pub(crate) fn stop(&mut self, bound: Duration) -> Result<W> {
         self.shared.stop.store(true, Ordering::Relaxed);
         let problem = if std::thread::current().id() == self.thread {
             "stop was called from inside of the coprocessor function; it has been told to end".into()
@@ -151,9 +169,7 @@ impl Engine {
                     work.rewind();
                     return Ok(work);
                 }
-                Err(RecvTimeoutError::Timeout) => {
-                    format!("the coprocessor function has not returned within {bound:?}; stop may be called again")
-                }
+                Err(RecvTimeoutError::Timeout) => W::overdue(bound),
                 Err(RecvTimeoutError::Disconnected) => "its thread ended without giving back the data path".into(),
             }
         };

@@ -68,7 +68,7 @@
 //! | `collect`, peer frozen, host or network gone, if its own time is not over before | 5 s | [`SessionConfig::liveness`] | [`TransportError::PeerLost`] |
 //! | RDMA write without acknowledgement | 0.5 s (on hardware up to four times that) | [`SessionConfig::liveness`], when shorter | [`TransportError::Completion`] |
 //! | `stop`, idle or serving | some milliseconds | | |
-//! | `stop`, coprocessor function or worker does not return | 5 s each | [`SessionConfig::stop_timeout`] | [`TransportError::Engine`] |
+//! | `stop`, coprocessor function or worker does not return; with [`EngineMode::Thread`] also the controller's, while the device does not complete earlier writes | 5 s each | [`SessionConfig::stop_timeout`] | [`TransportError::Engine`] |
 //! | `close` and drop, beyond their `stop` | some milliseconds; 0.2 s when the device or the peer does not answer | | |
 //! | `write_data_slot`, `kick` and replies: the device does not complete earlier writes | 5 s | [`SessionConfig::liveness`] | [`TransportError::Timeout`] |
 //! | the same on the coprocessor, when it is stopped or the peer ends | at once | | the end's own; what was not sent is served anew at the next `start` |
@@ -93,7 +93,7 @@ mod ring;
 mod session;
 
 pub use {
-    config::{DataPathKind, SessionConfig, Wire},
+    config::{DataPathKind, EngineMode, SessionConfig, Wire},
     devices::{DeviceInfo, GidInfo, GidType, LinkLayer, PortInfo, PortState, devices},
     engine::real_time::{Outcome, RealTimeReport},
     engine::worker::{TakenRequest, WorkerRings, thread_launcher},

@@ -42,7 +42,7 @@ fn rounds(controller: &mut ControllerSession, coprocessor: &mut CoprocessorSessi
         coprocessor.collect(&mut [&mut reply]).unwrap();
         for _ in 0..4 {
             controller.data_slot().unwrap()[..40].fill(7);
-            controller.kick(0).unwrap();
+            controller.queue(0).unwrap();
         }
         for _ in 0..4 {
             assert_eq!(controller.collect_reply().unwrap(), [!7; 40]);
@@ -85,8 +85,11 @@ fn no_round_allocates() {
     let before = ALLOCATIONS.load(Ordering::Relaxed);
     drop(std::hint::black_box(Box::new(1)));
     assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 1);
+    println!("figure: {counted} allocations in 10,000 rounds on shared memory");
+    // In the RDMA lab.
     if let Ok(device) = std::env::var("CATALYST_TRANSPORT_DEVICE") {
-        let counted = allocations(&SessionConfig::new().data_path(DataPathKind::Verbs).device(device));
+        let counted = allocations(&SessionConfig::new().data_path(DataPathKind::Verbs).device(&device));
+        println!("figure: {counted} allocations in 10,000 rounds on {device}");
         assert_eq!(counted, 0, "verbs: {counted} allocations in 10,000 rounds");
     }
 }

@@ -3,6 +3,8 @@
 
 #[path = "fabricated/bring_up.rs"]
 mod bring_up;
+#[path = "fabricated/bursts.rs"]
+mod bursts;
 #[path = "fabricated/completions.rs"]
 mod completions;
 #[path = "fabricated/device.rs"]

@@ -28,3 +28,16 @@ fn setup() -> Setup {
 }
 
 conformance!(setup());
+
+/// The same, with the controller's rounds on a thread of their own.
+mod engine_thread {
+    use catalyst_transport::EngineMode;
+
+    use super::conformance::Setup;
+
+    fn setup() -> Setup {
+        super::setup().both(|config| config.engine_mode(EngineMode::Thread))
+    }
+
+    crate::conformance!(setup());
+}

@@ -10,10 +10,14 @@ mod catalyst;
 mod catalyst_sessions;
 #[path = "support/conformance.rs"]
 mod conformance;
+#[path = "support/system_calls.rs"]
+mod counting;
 #[path = "support/device.rs"]
 mod device;
 #[path = "support/processes.rs"]
 mod processes;
+#[path = "rxe/system_calls.rs"]
+mod system_calls;
 
 use std::time::Duration;
 
@@ -79,7 +83,10 @@ on_the_device!(
     a_worker_that_panics_is_told,
     a_peer_that_falls_silent_after_a_step_is_let_go,
     a_thousand_starts_and_stops,
-    a_session_dropped_in_a_child_process_is_the_parents_still
+    a_session_dropped_in_a_child_process_is_the_parents_still,
+    queued_rounds_are_rounds,
+    a_queue_keeps_to_the_rules_of_a_kick,
+    a_slow_function_holds_no_reply_back
 );
 
 const VERBS: Way = Way {

@@ -18,6 +18,19 @@ fn setup() -> Setup {
 
 conformance!(setup());
 
+/// The same, with the controller's rounds on a thread of their own.
+mod engine_thread {
+    use catalyst_transport::EngineMode;
+
+    use super::conformance::Setup;
+
+    fn setup() -> Setup {
+        super::setup().both(|config| config.engine_mode(EngineMode::Thread))
+    }
+
+    crate::conformance!(setup());
+}
+
 /// A time that no clock counts to is no limit.
 #[test]
 fn a_client_may_be_waited_for_without_end() {

@@ -77,6 +77,19 @@ impl SharedMemory {
         })
     }
 
+    /// Memory between two threads of this process, in which frames of this shape are composed: nobody is met.
+    pub(crate) fn between_threads(memory: SharedBytes, outgoing: Geometry) -> Self {
+        Self {
+            endpoint: Endpoint::default(),
+            listener: None,
+            stream: None,
+            own: None,
+            peer_file: None,
+            peer: Some(memory),
+            outgoing,
+        }
+    }
+
     pub(crate) fn endpoint(&self) -> Endpoint {
         self.endpoint
     }

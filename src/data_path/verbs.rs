@@ -2,6 +2,7 @@
 //! second one, which only receives: see [`catalyst`].
 
 mod catalyst;
+mod chain;
 pub(crate) mod completion;
 pub(crate) mod device;
 #[cfg(feature = "fabricated")]
@@ -15,6 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use chain::{Chain, MOST_HELD};
 use completion::CompletionQueue;
 use device::{Context, Route};
 use memory::{ProtectionDomain, Region};
@@ -54,7 +56,13 @@ pub(crate) struct Verbs {
     bound: Duration,
     dma_buf: Option<DmaBuf>,
     remote: PeerRef,
-    /// Work requests posted.
+    /// Writes that wait for a doorbell.
+    chain: Chain,
+    /// What is sent is to wait for its doorbell.
+    holding: bool,
+    /// `holding`, or something waits: the one thing that a lone write looks at.
+    deferring: bool,
+    /// Work requests posted, or made ready to be.
     posted: u64,
     /// Of those, the ones that are known to have completed: all before this number.
     completed: u64,
@@ -121,6 +129,9 @@ impl Verbs {
             bound: config.liveness,
             dma_buf: config.dma_buf.clone(),
             remote: PeerRef { rkey: Default::default(), remote_addr: 0, size: 0 },
+            chain: Chain::new(0),
+            holding: false,
+            deferring: false,
             posted: 0,
             completed: 0,
             window,
@@ -201,6 +212,7 @@ impl Verbs {
         let region = Region::allocate(&self.domain, bytes, false)?;
         self.window = self.window.min(u64::from(slots));
         self.signal_every = (self.window / 2).clamp(1, 64);
+        self.chain = Chain::new(self.window.min(MOST_HELD));
         self.outgoing = Some(Outgoing { region, geometry, slots });
         Ok(())
     }
@@ -244,15 +256,19 @@ impl Verbs {
         let local = outgoing.slot_end(sequence) - bytes;
         let remote = self.remote.remote_addr + (outgoing.geometry.frame_end(sequence) - bytes) as u64;
         let signalled = self.posted % self.signal_every == self.signal_every - 1;
+        if self.deferring {
+            let write = self.write(local, bytes, remote, signalled);
+            return self.defer(sequence, write);
+        }
         self.post(local, bytes, remote, signalled)
     }
 
-    /// Posts a write of `bytes` at `local` in the outgoing region.
+    /// A write of `bytes` at `local` in the outgoing region.
     #[inline]
-    fn post(&mut self, local: usize, bytes: usize, remote: u64, signalled: bool) -> Result<()> {
+    fn write(&self, local: usize, bytes: usize, remote: u64, signalled: bool) -> Write {
         let Some(outgoing) = &self.outgoing else { unreachable!("the lifecycle sends only after establish") };
         assert!(local + bytes <= outgoing.region.bytes().len(), "outside of the outgoing region");
-        let write = Write {
+        Write {
             id: self.posted,
             local: outgoing.region.bytes().address(local),
             local_key: outgoing.region.local_key(),
@@ -260,8 +276,14 @@ impl Verbs {
             remote,
             remote_key: self.remote.rkey,
             signalled,
-        };
-        // SAFETY: the bytes lie in the outgoing region by the assertion above; it is registered under this key, lives
+        }
+    }
+
+    /// Posts a write of `bytes` at `local` in the outgoing region.
+    #[inline]
+    fn post(&mut self, local: usize, bytes: usize, remote: u64, signalled: bool) -> Result<()> {
+        let write = self.write(local, bytes, remote, signalled);
+        // SAFETY: the bytes lie in the outgoing region by the assertion in `write`; it is registered under this key, lives
         // longer than the queue pair, and the slot is composed anew only after `slot` has seen this write complete.
         let mut errno = unsafe { self.queue_pair.post(write) };
         if errno == libc::ENOMEM {
@@ -274,16 +296,15 @@ impl Verbs {
             }
         }
         if errno != 0 {
-            return Err(self.post_failed(errno, bytes));
+            return Err(self.post_failed(errno, &format!("writing {bytes} bytes")));
         }
         self.posted += 1;
         Ok(())
     }
 
     #[cold]
-    fn post_failed(&self, errno: i32, bytes: usize) -> TransportError {
-        let mut error =
-            self.domain.context.error("ibv_post_send", errno, format!("writing {bytes} bytes to {}", self.peer));
+    fn post_failed(&self, errno: i32, doing: &str) -> TransportError {
+        let mut error = self.domain.context.error("ibv_post_send", errno, format!("{doing} to {}", self.peer));
         // Of this verb ENOMEM does not speak of memory.
         if let TransportError::Verbs(failure) = &mut error
             && errno == libc::ENOMEM
@@ -309,7 +330,7 @@ impl Verbs {
                 let stage = if self.probed || self.receiving.is_some() { "round" } else { "establish_channel: probe" };
                 return Err(completion::failure(completed, stage, self.probed, self.place()));
             }
-            if !(self.completed..self.posted).contains(&completed.id) {
+            if !(self.completed..self.posted - self.chain.len()).contains(&completed.id) {
                 return Err(TransportError::Device {
                     problem: format!(
                         "a completion came for work request {}, which is not outstanding, on {}",
@@ -330,6 +351,7 @@ impl Verbs {
         if self.outgoing.is_none() || self.posted == self.completed {
             return Ok(());
         }
+        self.post_held()?;
         if self.receiving.is_some() {
             return self.linger(deadline);
         }
@@ -354,6 +376,8 @@ impl Verbs {
     #[cold]
     fn make_room(&mut self, deadline: Instant, give_up: &dyn Fn() -> bool) -> Result<bool> {
         let began = Instant::now();
+        // What is held can only complete once it is posted.
+        self.post_held()?;
         loop {
             self.progress()?;
             if self.posted - self.completed < self.window {

@@ -3,19 +3,23 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Shared;
 use super::peer::{Peer, Phase};
 use super::spin::{BURST, Spinner};
 use super::worker::{HandOffReader, Launcher};
+use super::{Shared, Work};
 use crate::data_path::DataPath;
 use crate::error::{FunctionFailure, Result, TransportError};
 use crate::ring::{Check, FrameReader, FrameWriter, Geometry, Polled, SharedBytes, Trailer};
 use crate::session::function::{Functions, Request};
 
+mod gather;
+
+pub(super) use gather::MOST_GATHERED;
+
 /// Bursts of looks between two looks at the completions.
-const PROGRESS_EVERY: u32 = 16;
+pub(super) const PROGRESS_EVERY: u32 = 16;
 /// How long stopping waits for the last replies to be acknowledged.
-const FLUSH_BOUND: Duration = Duration::from_millis(5);
+pub(super) const FLUSH_BOUND: Duration = Duration::from_millis(5);
 /// Room for a failure's text where the frame has none.
 const TEXT_ROOM: usize = 512;
 
@@ -37,6 +41,8 @@ pub(crate) struct Loop {
     served: Served,
     /// How long a frame may stay unverified.
     patience: Duration,
+    /// What sending one of several replies took last, in nanoseconds.
+    sending_ns: u64,
 }
 
 /// Where replies come from.
@@ -120,11 +126,8 @@ impl Loop {
             writer,
             served,
             patience,
+            sending_ns: 0,
         }
-    }
-
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
     }
 
     /// What answers. The engine does not run while anybody else sees it.
@@ -135,12 +138,6 @@ impl Loop {
     /// Ends the loop, releasing the data path, and gives what answers for the next session.
     pub(crate) fn into_source(self) -> Source {
         self.source
-    }
-
-    /// Makes the loop ready to run again: requests that have no reply yet are served anew.
-    pub(crate) fn rewind(&mut self) {
-        let next = self.writer.sequence();
-        self.reader.rewind(next);
     }
 
     /// Launches the worker, if it is a worker that answers.
@@ -190,7 +187,7 @@ impl Loop {
     ///
     /// # Errors
     /// The first error of the data path, of the peer or of the protocol.
-    pub(crate) fn run(&mut self, spinner: &Spinner) -> Result<()> {
+    fn serve_on(&mut self, spinner: &Spinner) -> Result<()> {
         let mut bursts = 0_u32;
         let mut unverified: Option<Instant> = None;
         loop {
@@ -210,6 +207,9 @@ impl Loop {
                 Turn::Served => {
                     unverified = None;
                     bursts = 0;
+                    if self.path.gathers() {
+                        self.serve_waiting()?;
+                    }
                     continue;
                 }
                 Turn::Unverified => {
@@ -322,6 +322,26 @@ impl Loop {
         TransportError::Engine {
             problem: format!("{failure}; the Catalyst wire has no word for a failed round, so the session has ended"),
         }
+    }
+}
+
+impl Work for Loop {
+    fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    fn run(&mut self, spinner: &Spinner) -> Result<()> {
+        self.serve_on(spinner)
+    }
+
+    /// Requests that have no reply yet are served anew.
+    fn rewind(&mut self) {
+        let next = self.writer.sequence();
+        self.reader.rewind(next);
+    }
+
+    fn overdue(bound: Duration) -> String {
+        format!("the coprocessor function has not returned within {bound:?}; stop may be called again")
     }
 }
 

@@ -182,6 +182,12 @@ impl HandOffReader {
         }
     }
 
+    /// Whether a further reply is there.
+    #[inline]
+    pub(crate) fn arrived(&self) -> bool {
+        self.reader.arrived()
+    }
+
     /// Whether the worker has dropped its rings.
     pub(crate) fn released(&self) -> bool {
         Arc::strong_count(&self.alive) == 1

@@ -67,6 +67,14 @@ impl FrameReader {
         Trailer::sequence_of(self.memory.load_acquire(self.frame_end - 8)) == self.expected
     }
 
+    /// The decoder id of the next frame, if the expected sequence number is there. Not checked: a hint.
+    #[inline]
+    pub(crate) fn announced(&self) -> Option<u32> {
+        let last = self.memory.load_acquire(self.frame_end - 8);
+        let trailer = Trailer::from_words(0, last);
+        (trailer.sequence == self.expected).then_some(trailer.decoder_id)
+    }
+
     /// Looks for the next frame. When it is whole its payload is copied to the front of `payload`, which holds the
     /// ring's capacity; the reader stays on the slot until [`advance`](Self::advance).
     ///

@@ -10,12 +10,15 @@ use super::{ChannelDesc, ConnectInfo, MemKind, MemRegion, PeerRef, TransportSess
 use crate::config::SessionConfig;
 use crate::engine::clock;
 use crate::engine::real_time::{self, Granted, RealTimeReport};
+use crate::engine::relay::{Relay, Running};
 use crate::engine::spin::{BURST, Spinner};
 use crate::error::{Result, TransportError};
 use crate::oob::{Message, Role};
 use crate::ring::Trailer;
 
+mod bursts;
 mod rounds;
+mod thread;
 
 use rounds::{Rounds, Staged, WorkItem};
 
@@ -27,8 +30,9 @@ const RESTART_GRACE: Duration = Duration::from_millis(20);
 
 /// The controller's end of a connection: it sends requests and collects their replies.
 ///
-/// It has no thread for the rounds: [`collect`](TransportSession::collect) polls on the caller's own, which is the
-/// shortest way. Up to the ring's depth of rounds may be in flight; replies come in the order of the kicks.
+/// By default it has no thread for the rounds: [`collect`](TransportSession::collect) polls on the caller's own, which is
+/// the shortest way; [`EngineMode`](crate::EngineMode) has the other. Up to the ring's depth of rounds may be in flight;
+/// replies come in the order of the kicks.
 ///
 /// A round: [`write_data_slot`](Self::write_data_slot), [`kick`](Self::kick),
 /// [`collect`](TransportSession::collect).
@@ -44,6 +48,10 @@ pub struct ControllerSession {
     report: RealTimeReport,
     /// Ends a wait in `collect` from another thread.
     interrupt: Arc<AtomicBool>,
+    /// With `EngineMode::Thread`: the thread's work while it does not run, and the thread while it does. What is in
+    /// `rounds` then leads to it and not to the peer.
+    relay: Option<Box<Relay>>,
+    engine: Option<Running>,
 }
 
 impl ControllerSession {
@@ -60,6 +68,8 @@ impl ControllerSession {
             granted: None,
             report: RealTimeReport::default(),
             interrupt: Arc::default(),
+            relay: None,
+            engine: None,
         })
     }
 
@@ -211,8 +221,9 @@ impl ControllerSession {
         self.link.device.as_deref()
     }
 
-    /// What was granted of the real-time settings at the last `start`. The controller has no engine thread: they apply to
-    /// the thread that called `start`, which is expected to be the one that collects.
+    /// What was granted of the real-time settings at the last `start`. Without an engine thread
+    /// ([`EngineMode::Caller`](crate::EngineMode::Caller)) they apply to the thread that called `start`, which is expected to
+    /// be the one that collects.
     #[must_use]
     pub fn real_time_report(&self) -> &RealTimeReport {
         &self.report
@@ -223,6 +234,9 @@ impl ControllerSession {
         let _ = self.stop();
         // The queue pair first: nothing may be written any more when the goodbye is out.
         self.rounds = None;
+        self.relay = None;
+        // One that has not ended keeps its part of the session until it does.
+        self.engine = None;
         self.items.clear();
         self.largest_request = None;
         self.link.close();
@@ -262,6 +276,10 @@ impl ControllerSession {
         if rounds.in_flight() == 0 {
             return Err(TransportError::NothingInFlight);
         }
+        if rounds.path.holds() {
+            self.kick_queued()?;
+        }
+        let rounds = self.rounds.as_mut().expect("running");
         match rounds.poll() {
             Ok(Some(trailer)) => Ok(Some(trailer)),
             Ok(None) => self.look_around(stopped_counts),
@@ -276,7 +294,8 @@ impl ControllerSession {
         if let Err(error) = rounds.path.progress() {
             return Err(self.fail(error));
         }
-        let Some(obstacle) = self.link.peer.obstacle("collect") else { return Ok(None) };
+        let Some(obstacle) = self.obstacle() else { return Ok(None) };
+        let rounds = self.rounds.as_mut().expect("running");
         // What the peer wrote before it ended is there by now.
         match rounds.poll() {
             Ok(None) if obstacle.is_recoverable() && !stopped_counts => Ok(None),
@@ -338,7 +357,7 @@ impl ControllerSession {
     #[cold]
     fn timed_out(&mut self, waited: Duration) -> TransportError {
         let rounds = self.rounds.as_mut().expect("running");
-        let damaged = rounds.reader.arrived();
+        let damaged = rounds.reader.arrived() || self.engine.as_ref().is_some_and(Running::unverified);
         let sequence = rounds.oldest();
         rounds.give_up_oldest();
         TransportError::Timeout {
@@ -408,18 +427,23 @@ impl TransportSession for ControllerSession {
 
     fn establish_channel(&mut self, desc: &ChannelDesc, local: &MemRegion, peer: &PeerRef) -> Result<()> {
         let movement = self.link.establish_channel(desc, local, peer)?;
-        self.rounds = Some(Rounds::new(movement, desc));
+        let near = self.near(movement, desc)?;
+        self.rounds = Some(Rounds::new(near, desc));
         Ok(())
     }
 
     fn start(&mut self) -> Result<()> {
         self.link.state.require("start", State::Established)?;
         real_time::check(&self.link.config)?;
-        let rounds = self.rounds.as_mut().expect("established");
-        rounds.spinner = Some(Spinner::new(self.link.config.cpu.is_some()));
-        let granted = real_time::Settings::from(&self.link.config).apply();
-        self.report = granted.report.clone();
-        self.granted = Some(granted);
+        if let Some(relay) = self.relay.take() {
+            self.start_engine(relay)?;
+        } else {
+            let rounds = self.rounds.as_mut().expect("established");
+            rounds.spinner = Some(Spinner::new(self.link.config.cpu.is_some()));
+            let granted = real_time::Settings::from(&self.link.config).apply();
+            self.report = granted.report.clone();
+            self.granted = Some(granted);
+        }
         self.link.state = State::Running;
         self.link.tell(&Message::Started);
         Ok(())
@@ -432,6 +456,7 @@ impl TransportSession for ControllerSession {
     }
 
     fn stop(&mut self) -> Result<()> {
+        self.stop_engine()?;
         let Some(rounds) = &mut self.rounds else { return Ok(()) };
         rounds.spinner = None;
         self.granted = None;

@@ -17,7 +17,7 @@ use crate::engine::real_time::{self, RealTimeReport};
 use crate::engine::serve::{Loop, Parts, Served, Source, function_failed};
 use crate::engine::spin::{BURST, Spinner};
 use crate::engine::worker::{Launcher, WorkerRings};
-use crate::engine::{Engine, Shared};
+use crate::engine::{Engine, Shared, Work as _};
 use crate::error::{Result, TransportError};
 use crate::oob::{Message, Role};
 use crate::ring::{Check, FrameReader, Polled, Trailer};
@@ -59,7 +59,7 @@ enum Work {
     /// Stopped.
     Here(Box<Loop>),
     /// On the engine thread.
-    There(Engine),
+    There(Engine<Loop>),
     /// The engine has ended, and its worker not yet.
     Leaving(Box<Loop>),
 }

@@ -15,6 +15,9 @@ use catalyst_transport::{
     thread_launcher,
 };
 
+#[path = "conformance/bursts.rs"]
+mod bursts;
+pub(crate) use bursts::*;
 #[path = "conformance/faults.rs"]
 mod faults;
 pub(crate) use faults::*;
@@ -767,7 +770,8 @@ macro_rules! conformance {
             a_worker_that_is_started_again_is_not_stopped, the_text_of_an_error_may_panic,
             a_panic_that_panics_fails_its_round_alone, a_function_may_not_stop_its_own_engine, a_worker_that_panics_is_told,
             a_peer_that_falls_silent_after_a_step_is_let_go, a_thousand_starts_and_stops,
-            a_session_dropped_in_a_child_process_is_the_parents_still
+            a_session_dropped_in_a_child_process_is_the_parents_still,
+            queued_rounds_are_rounds, a_queue_keeps_to_the_rules_of_a_kick, a_slow_function_holds_no_reply_back
         );
     };
     ($setup:expr; $($name:ident),*) => {

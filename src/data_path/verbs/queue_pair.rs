@@ -20,13 +20,13 @@ pub(crate) struct QueuePair {
     pub(crate) send_depth: u32,
     /// Bytes that a request may carry inline, as granted.
     pub(crate) inline_bytes: u32,
-    request: Box<Request>,
+    request: Request,
 }
 
-/// A work request and its only segment, which it points to: kept in one box so that the pointer stays right.
-struct Request {
-    work: ffi::ibv_send_wr,
-    segment: ffi::ibv_sge,
+/// A work request and its only segment. The pointer to the segment is set anew at each post.
+pub(super) struct Request {
+    pub(super) work: ffi::ibv_send_wr,
+    pub(super) segment: ffi::ibv_sge,
 }
 
 impl std::fmt::Debug for Request {
@@ -35,9 +35,10 @@ impl std::fmt::Debug for Request {
     }
 }
 
-// SAFETY: the verbs interface lets any thread use a queue pair; `&mut` methods keep it to one at a time. The request's
-// pointer leads into its own box.
+// SAFETY: the verbs interface lets any thread use a queue pair; `&mut` methods keep it to one at a time.
 unsafe impl Send for QueuePair {}
+// SAFETY: a request's pointers are set before each post and read only during it.
+unsafe impl Send for Request {}
 
 /// Bytes that one write carries and where they go.
 #[derive(Debug, Clone, Copy)]
@@ -197,28 +198,13 @@ impl QueuePair {
     /// and registered under `local_key`.
     #[inline]
     pub(crate) unsafe fn post(&mut self, write: Write) -> i32 {
-        let request = &mut *self.request;
-        request.segment.addr = write.local;
-        request.segment.length = write.bytes;
-        request.segment.lkey = write.local_key.0;
-        let work = &mut request.work;
-        work.wr_id = write.id;
-        // A segment of length 0 means 2^31 bytes to some devices: an empty write has no segment.
-        work.num_sge = i32::from(write.bytes != 0);
-        work.wr.rdma = ffi::rdma_t { remote_addr: write.remote, rkey: write.remote_key.0 };
-        let mut flags = 0;
-        if write.signalled {
-            flags |= ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
-        }
-        if write.bytes <= self.inline_bytes {
-            flags |= ffi::ibv_send_flags::IBV_SEND_INLINE.0;
-        }
-        work.send_flags = flags;
-        work.sg_list = &mut request.segment;
+        let request = &mut self.request;
+        request.fill(write, self.inline_bytes);
+        request.work.sg_list = &mut request.segment;
         let mut refused = std::ptr::null_mut();
-        // SAFETY: the queue pair lives; the request and its segment are valid during the call; the caller vouches for
-        // the bytes.
-        unsafe { ffi::ibv_post_send(self.raw, work, &mut refused) }
+        // SAFETY: the queue pair lives; the request, which is linked to no other, and its segment are valid during the
+        // call; the caller vouches for the bytes.
+        unsafe { ffi::ibv_post_send(self.raw, &mut request.work, &mut refused) }
     }
 
     fn context(&self) -> &Arc<Context> {
@@ -238,11 +224,32 @@ impl Drop for QueuePair {
 }
 
 impl Request {
-    fn new() -> Box<Self> {
+    pub(super) fn new() -> Self {
         // SAFETY: both are plain structures.
-        let mut request = Box::new(unsafe { Self { work: ffi::zeroed(), segment: ffi::zeroed() } });
+        let mut request = unsafe { Self { work: ffi::zeroed(), segment: ffi::zeroed() } };
         request.work.opcode = ffi::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
         request
+    }
+
+    /// Makes it the request of this write; inline when the granted size allows.
+    #[inline]
+    pub(super) fn fill(&mut self, write: Write, inline_bytes: u32) {
+        self.segment.addr = write.local;
+        self.segment.length = write.bytes;
+        self.segment.lkey = write.local_key.0;
+        let work = &mut self.work;
+        work.wr_id = write.id;
+        // A segment of length 0 means 2^31 bytes to some devices: an empty write has no segment.
+        work.num_sge = i32::from(write.bytes != 0);
+        work.wr.rdma = ffi::rdma_t { remote_addr: write.remote, rkey: write.remote_key.0 };
+        let mut flags = 0;
+        if write.signalled {
+            flags |= ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        }
+        if write.bytes <= inline_bytes {
+            flags |= ffi::ibv_send_flags::IBV_SEND_INLINE.0;
+        }
+        work.send_flags = flags;
     }
 }
 

@@ -12,12 +12,14 @@ use catalyst_transport::{
 use super::{Setup, ask, echo, open, running};
 
 /// For tests of something else than timeouts: a busy machine may keep any thread waiting for seconds.
-fn patient(setup: Setup) -> Setup {
+pub(super) fn patient(setup: Setup) -> Setup {
     setup.both(|config| config.reply_timeout(Duration::from_secs(30)).stop_timeout(Duration::from_secs(30)))
 }
 
 /// A function that echoes, but holds back the requests for decoder 1 for as long as the gate is shut.
-fn gated(gate: &Arc<AtomicBool>) -> impl FnMut(Request<'_>, &mut [u8]) -> Result<usize, FunctionError> + Send + use<> {
+pub(super) fn gated(
+    gate: &Arc<AtomicBool>,
+) -> impl FnMut(Request<'_>, &mut [u8]) -> Result<usize, FunctionError> + Send + use<> {
     let gate = gate.clone();
     move |request, reply| {
         while request.decoder_id == 1 && !gate.load(Ordering::Acquire) {
@@ -29,7 +31,7 @@ fn gated(gate: &Arc<AtomicBool>) -> impl FnMut(Request<'_>, &mut [u8]) -> Result
 }
 
 /// Opens the gate however the test ends, so that no engine stays behind it.
-struct Opens(Arc<AtomicBool>);
+pub(super) struct Opens(pub(super) Arc<AtomicBool>);
 
 impl Drop for Opens {
     fn drop(&mut self) {

@@ -78,6 +78,12 @@ impl Installed {
         world().devices[self.device].writes
     }
 
+    /// Posts so far, of however many writes each.
+    #[must_use]
+    pub fn doorbells(&self) -> u64 {
+        world().devices[self.device].doorbells
+    }
+
     /// The nth call from now (the next is 1; 0 means every call) fails with this error number.
     pub fn fail(&self, verb: Verb, nth: u64, errno: i32) {
         let device = &mut world().devices[self.device];

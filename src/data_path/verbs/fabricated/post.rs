@@ -21,6 +21,10 @@ pub(super) unsafe extern "C" fn post_send(
     let raw = pair as usize;
     let mut next = first;
     let mut result = Ok(());
+    if let Some(found) = world.pairs.get(&raw) {
+        let device = found.device;
+        world.devices[device].doorbells += 1;
+    }
     while !next.is_null() {
         // SAFETY: the caller gives a chain of filled requests that ends with a null pointer.
         let request = unsafe { &*next };

@@ -42,6 +42,8 @@ pub(super) struct Device {
     pub(super) violations: Vec<String>,
     /// Writes posted.
     pub(super) writes: u64,
+    /// Posts, of however many writes.
+    pub(super) doorbells: u64,
     /// Successful completions are kept back.
     pub(super) held: bool,
     /// Completions taken.
@@ -240,6 +242,7 @@ pub(super) fn install(plan: Plan) -> Installed {
         journal: Vec::new(),
         violations: Vec::new(),
         writes: 0,
+        doorbells: 0,
         held: false,
         completed: 0,
         misnumbered: None,
