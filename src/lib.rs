@@ -78,7 +78,9 @@ mod data_path;
 mod devices;
 mod engine;
 mod error;
+mod key;
 mod oob;
+mod random;
 mod ring;
 mod session;
 
@@ -87,6 +89,7 @@ pub use {
     devices::{DeviceInfo, GidInfo, GidType, LinkLayer, PortInfo, PortState, devices},
     engine::real_time::{Outcome, RealTimeReport},
     engine::worker::{TakenRequest, WorkerRings, thread_launcher},
+    key::PreSharedKey,
     session::controller::ControllerSession,
     session::coprocessor::{CoprocessorSession, FunctionConvention},
     session::function::{CoprocessorFunction, Echo, FunctionError, Invert, Request, Steane},

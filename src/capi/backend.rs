@@ -18,11 +18,13 @@ pub(super) enum Backend {
 }
 
 /// The keys of a configuration, as [`SessionConfig`]'s `FromStr` reads them, without those that a backend decides.
-const KEYS: [&str; 17] = [
+const KEYS: [&str; 19] = [
     "dev",
     "port",
     "gid",
     "bind",
+    "psk_file",
+    "psk_env",
     "depth",
     "request",
     "reply",
