@@ -50,6 +50,13 @@
 //! - `capi`: the C interface that compiled PennyLane Catalyst programs call and the C++ plugin of its runtime, as
 //!   `libcatalyst_transport.so` with the header `include/catalyst_transport.h`. See `docs/catalyst.md`.
 //!
+//! # Who may connect
+//!
+//! Without a [`PreSharedKey`] on both sides ([`SessionConfig::pre_shared_key`]) whoever reaches the coprocessor's port is served; by
+//! default it listens on loopback alone. With one, neither side shows the other how its memory is reached before both have proved
+//! that they have the key. RDMA itself protects nothing: frames are neither encrypted nor authenticated, and who can send packets
+//! on that network can forge them. See "What is not protected" in `docs/design.md`.
+//!
 //! # Waits and their ends
 //!
 //! | wait | ends after | set by | error |

@@ -17,6 +17,7 @@ use catalyst_transport::{
 
 #[path = "conformance/hardening.rs"]
 mod hardening;
+#[allow(unused_imports)] // as above
 pub(crate) use hardening::*;
 
 /// Settings of one data path.
