@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Result, TransportError};
+use crate::key::PreSharedKey;
 use crate::session::ChannelDesc;
 
 /// Which data path carries the frames.
@@ -132,6 +133,7 @@ pub struct SessionConfig {
     pub(crate) gid_index: Option<u8>,
     pub(crate) pkey_index: Option<u16>,
     pub(crate) bind: String,
+    pub(crate) pre_shared_key: Option<PreSharedKey>,
     pub(crate) channel: ChannelDesc,
     pub(crate) accept_timeout: Option<Duration>,
     pub(crate) handshake_timeout: Duration,
@@ -169,6 +171,7 @@ impl Default for SessionConfig {
             lock_memory: false,
             low_latency: false,
             first_sequence: 1,
+            pre_shared_key: None,
             dma_buf: None,
             fabricated: false,
         }
@@ -234,8 +237,9 @@ impl SessionConfig {
     }
 
     /// The address or host name that the coprocessor listens on. The controller dials from it when it is a numeric address
-    /// beyond loopback, and otherwise lets the system choose. Default: `127.0.0.1`. Listening beyond loopback lets every host
-    /// that reaches the port write into the request ring: see the security notes in `docs/design.md`.
+    /// beyond loopback, and otherwise lets the system choose. Default: `127.0.0.1`. Listening beyond loopback without a
+    /// [`pre_shared_key`](Self::pre_shared_key) lets every host that reaches the port write into the request ring: see the
+    /// security notes in `docs/design.md`.
     #[must_use]
     pub fn bind(mut self, address: impl Into<String>) -> Self {
         self.bind = address.into();
@@ -246,6 +250,16 @@ impl SessionConfig {
     #[must_use]
     pub fn engine_mode(mut self, mode: EngineMode) -> Self {
         self.engine_mode = mode;
+        self
+    }
+
+    /// A secret that the peer has to have too: without it neither side tells the other how its memory is reached. Both sides
+    /// have to be given the same one. The out-of-band messages are then authenticated; neither they nor the frames are
+    /// encrypted, and RDMA itself authenticates nothing (`docs/design.md`). The Catalyst wire has no room for it. Default:
+    /// none.
+    #[must_use]
+    pub fn pre_shared_key(mut self, key: PreSharedKey) -> Self {
+        self.pre_shared_key = Some(key);
         self
     }
 
@@ -381,6 +395,14 @@ impl SessionConfig {
                  memory",
             ));
         }
+        if self.wire == Wire::Catalyst && self.pre_shared_key.is_some() {
+            return Err(TransportError::Unsupported {
+                what: "a pre-shared key on the Catalyst wire".into(),
+                reason: "its one message has no room for a proof: use the native wire on both sides, or set no key and keep \
+                         strangers from the port with a firewall"
+                    .into(),
+            });
+        }
         if self.liveness < Duration::from_millis(100) {
             return Err(TransportError::invalid("liveness", format!("{:?} is less than 100 ms", self.liveness)));
         }
@@ -411,12 +433,13 @@ impl FromStr for SessionConfig {
 
     /// Reads `key=value` pairs separated by `;`. Times are in milliseconds.
     ///
-    /// Keys: `wire` (native, catalyst), `engine` (caller, thread), `path` (auto, shm, verbs), `dev`, `port`, `gid`, `pkey` (its index), `bind`, `depth`, `request`, `reply`, `accept_ms` (0: wait for
-    /// ever), `handshake_ms`, `timeout_ms`, `stop_ms`, `liveness_ms`, `cpu` (or `cpu_pin`), `rt` (priority; 0: none),
+    /// Keys: `wire` (native, catalyst), `engine` (caller, thread), `path` (auto, shm, verbs), `dev`, `port`, `gid`, `pkey` (its index), `bind`, `psk_file` or `psk_env` (a file
+    /// or an environment variable that holds the [`PreSharedKey`], read here and now), `depth`, `request`, `reply`,
+    /// `accept_ms` (0: wait for ever), `handshake_ms`, `timeout_ms`, `stop_ms`, `liveness_ms`, `cpu` (or `cpu_pin`), `rt` (priority; 0: none),
     /// `mlock` (0, 1), `low_latency` (0, 1).
     ///
     /// # Errors
-    /// [`TransportError::Invalid`] with the key for an unknown one or a value that cannot be read.
+    /// [`TransportError::Invalid`] with the key for an unknown one or a value that cannot be read; those of [`PreSharedKey`].
     fn from_str(text: &str) -> Result<Self> {
         let mut pairs = Vec::new();
         for pair in text.split(';').map(str::trim).filter(|pair| !pair.is_empty()) {
@@ -441,6 +464,14 @@ impl FromStr for SessionConfig {
                 "gid" => config.gid_index = Some(number(key, value)?),
                 "pkey" => config.pkey_index = Some(number(key, value)?),
                 "bind" => config.bind = value.into(),
+                "psk_file" | "psk_env" if config.pre_shared_key.is_some() => {
+                    return Err(TransportError::invalid(
+                        format!("configuration key '{key}'"),
+                        "is a second pre-shared key, and a session has one",
+                    ));
+                }
+                "psk_file" => config.pre_shared_key = Some(PreSharedKey::from_file(value)?),
+                "psk_env" => config.pre_shared_key = Some(PreSharedKey::from_env(value)?),
                 "depth" => config.channel.depth = number(key, value)?,
                 "request" => config.channel.request_capacity = number(key, value)?,
                 "reply" => config.channel.reply_capacity = number(key, value)?,
@@ -456,8 +487,8 @@ impl FromStr for SessionConfig {
                 _ => {
                     return Err(TransportError::invalid(
                         format!("configuration key '{key}'"),
-                        "is unknown; the keys are wire, engine, path, dev, port, gid, pkey, bind, depth, request, reply, accept_ms, \
-                         handshake_ms, timeout_ms, stop_ms, liveness_ms, cpu, rt, mlock, low_latency",
+                        "is unknown; the keys are wire, engine, path, dev, port, gid, pkey, bind, psk_file, psk_env, depth, request, \
+                         reply, accept_ms, handshake_ms, timeout_ms, stop_ms, liveness_ms, cpu, rt, mlock, low_latency",
                     ));
                 }
             }
@@ -531,6 +562,24 @@ mod tests {
     }
 
     #[test]
+    fn a_pre_shared_key_is_read_and_the_catalyst_wire_has_none() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        std::io::Write::write_all(&mut file, b"0123456789abcdef\n").unwrap();
+        let named = format!("psk_file={}", file.path().display());
+        let config: SessionConfig = named.parse().unwrap();
+        assert_eq!(config, SessionConfig::new().pre_shared_key(PreSharedKey::of(b"0123456789abcdef")));
+        let error = format!("{named};psk_env=PATH").parse::<SessionConfig>().unwrap_err().to_string();
+        assert!(error.contains("'psk_env'") && error.contains("second"), "{error}");
+        for text in [format!("wire=catalyst;{named}"), format!("{named};wire=catalyst")] {
+            let error = text.parse::<SessionConfig>().unwrap_err();
+            assert!(matches!(error, TransportError::Unsupported { .. }), "{error:?}");
+            assert!(error.to_string().contains("pre-shared key on the Catalyst wire"), "{error}");
+        }
+        let built = config.wire(Wire::Catalyst);
+        assert!(crate::CoprocessorSession::new(built).is_err());
+    }
+
+    #[test]
     fn what_cannot_work_is_refused_by_name() {
         for (text, word) in [
             ("colour=blue", "colour"),
@@ -550,6 +599,8 @@ mod tests {
             ("engine=steam", "caller, thread"),
             ("wire=tin", "native, catalyst"),
             ("wire=catalyst;path=shm", "verbs alone"),
+            ("psk_file=/nowhere/psk", "/nowhere/psk"),
+            ("psk_env=CATALYST_TRANSPORT_NOT_SET", "is not set"),
             ("wire=catalyst;depth=512", "256 slots"),
             ("wire=catalyst;request=16", "8 bytes each way"),
             ("reply=7;wire=catalyst", "8 bytes each way"),

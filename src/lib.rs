@@ -55,6 +55,13 @@
 //! A child that `fork` makes has none of the parent's threads and none of its registered memory. It may drop its copy of a
 //! session, which does nothing to the parent's; it must not call anything else of it.
 //!
+//! # Who may connect
+//!
+//! Without a [`PreSharedKey`] on both sides ([`SessionConfig::pre_shared_key`]) whoever reaches the coprocessor's port is served; by
+//! default it listens on loopback alone. With one, neither side shows the other how its memory is reached before both have proved
+//! that they have the key. RDMA itself protects nothing: frames are neither encrypted nor authenticated, and who can send packets
+//! on that network can forge them. See "What is not protected" in `docs/design.md`.
+//!
 //! # Waits and their ends
 //!
 //! | wait | ends after | set by | error |
@@ -88,7 +95,9 @@ mod data_path;
 mod devices;
 mod engine;
 mod error;
+mod key;
 mod oob;
+mod random;
 mod ring;
 mod session;
 
@@ -97,6 +106,7 @@ pub use {
     devices::{DeviceInfo, GidInfo, GidType, LinkLayer, PortInfo, PortState, devices},
     engine::real_time::{Outcome, RealTimeReport},
     engine::worker::{TakenRequest, WorkerRings, thread_launcher},
+    key::PreSharedKey,
     session::controller::ControllerSession,
     session::coprocessor::{CoprocessorSession, FunctionConvention},
     session::function::{CoprocessorFunction, Echo, FunctionError, Invert, Request, Steane},

@@ -5,6 +5,7 @@
 //!
 //! - [`message`]: the native messages and their bytes, as `docs/wire-protocol.md` lays them down;
 //! - [`decoder`]: bytes in, messages out, in a buffer whose size no peer can change;
+//! - [`seal`]: what tells genuine messages where the two sides have a pre-shared key;
 //! - [`channel`]: messages over one connection, each wait with a deadline, each end of the connection by its name;
 //! - [`listener`] and [`dial`]: how a connection comes about, from either side;
 //! - [`catalyst_message`] and [`catalyst_channel`]: the one message of the Catalyst wire, and the connection that carries
@@ -21,6 +22,7 @@ pub(crate) mod decoder;
 pub(crate) mod dial;
 pub(crate) mod listener;
 pub(crate) mod message;
+pub(crate) mod seal;
 mod wait;
 
 #[cfg(test)]

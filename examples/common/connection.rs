@@ -3,8 +3,11 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use catalyst_transport::{DataPathKind, SessionConfig, devices};
+use catalyst_transport::{DataPathKind, PreSharedKey, SessionConfig, devices};
 use clap::{Args, ValueEnum};
+
+/// The environment variable that a pre-shared key is taken from.
+const PSK: &str = "CATALYST_TRANSPORT_PSK";
 
 /// How to reach the other side.
 #[derive(Debug, Clone, Args)]
@@ -27,6 +30,10 @@ pub(crate) struct Connection {
     /// Address to listen on (coprocessor), or to dial from where it is not loopback (controller)
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
     bind: String,
+    /// File with the pre-shared key that the other side has too: 16 bytes or more, readable by its owner alone. Without this
+    /// option the key is the value of the environment variable CATALYST_TRANSPORT_PSK, if that is set
+    #[arg(long, value_name = "FILE")]
+    psk_file: Option<std::path::PathBuf>,
     /// Seconds of silence after which the peer is taken for lost
     #[arg(long, default_value_t = 5.0, value_name = "SECONDS")]
     liveness: f64,
@@ -65,7 +72,10 @@ impl Wire {
 
 impl Connection {
     /// The settings that these options stand for.
-    pub(crate) fn config(&self) -> SessionConfig {
+    ///
+    /// # Errors
+    /// Those of the pre-shared key.
+    pub(crate) fn config(&self) -> catalyst_transport::Result<SessionConfig> {
         let kind = match self.data_path {
             DataPath::Auto => DataPathKind::Auto,
             DataPath::Shm => DataPathKind::SharedMemory,
@@ -86,7 +96,16 @@ impl Connection {
         if let Some(index) = self.gid_index {
             config = config.gid_index(index);
         }
-        config
+        // The key itself is never an argument, which other users can read.
+        let key = match &self.psk_file {
+            Some(file) => Some(PreSharedKey::from_file(file)?),
+            None if std::env::var_os(PSK).is_some() => Some(PreSharedKey::from_env(PSK)?),
+            None => None,
+        };
+        Ok(match key {
+            Some(key) => config.pre_shared_key(key),
+            None => config,
+        })
     }
 }
 

@@ -107,7 +107,7 @@ fn run(options: &Options) -> Result<bool> {
     };
     let mut config = options
         .connection
-        .config()
+        .config()?
         .depth(options.depth)
         .request_capacity(request_bytes)
         .reply_capacity(reply_bytes)

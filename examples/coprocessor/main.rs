@@ -57,7 +57,7 @@ fn main() -> ExitCode {
 
 fn serve(options: &Options) -> Result<()> {
     // The wait for a client ends by a signal, not by time.
-    let mut config = options.connection.config().accept_timeout(None);
+    let mut config = options.connection.config()?.accept_timeout(None);
     if let Some(cpu) = options.cpu {
         config = config.cpu(cpu);
     }

@@ -90,22 +90,22 @@ fn main() -> ExitCode {
 }
 
 /// Both ends of this program agree on these.
-fn config(options: &Options) -> SessionConfig {
+fn config(options: &Options) -> catalyst_transport::Result<SessionConfig> {
     // Decoding takes up to some milliseconds; a busy machine may take longer for a moment.
-    options
+    Ok(options
         .connection
-        .config()
+        .config()?
         .depth(4)
         .request_capacity(64)
         .reply_capacity(REPLY_BYTES)
-        .reply_timeout(Duration::from_secs(5))
+        .reply_timeout(Duration::from_secs(5)))
 }
 
 // ----- coprocessor ----------------------------------------------------------------------------------------------------
 
 /// Serves one session with a decoder for each distance.
 fn serve(options: &Options) -> Result<()> {
-    let mut session = CoprocessorSession::new(config(options))?;
+    let mut session = CoprocessorSession::new(config(options)?)?;
     for distance in DISTANCES {
         let set = Dataset::load(&options.data, distance)?;
         let graph = MatchingGraph::from_model(&DetectorErrorModel::parse(set.model())?)?;
@@ -193,7 +193,7 @@ impl Drop for Coprocessor {
 
 fn control(options: &Options) -> Result<()> {
     let (coprocessor, address) = Coprocessor::start()?;
-    let mut session = ControllerSession::new(config(options))?;
+    let mut session = ControllerSession::new(config(options)?)?;
     session.open(&address)?;
     session.start()?;
     eprintln!("decoding over {} {}", session.data_path(), session.device().unwrap_or("between two processes"));

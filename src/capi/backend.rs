@@ -18,12 +18,14 @@ pub(super) enum Backend {
 }
 
 /// The keys of a configuration, as [`SessionConfig`]'s `FromStr` reads them, without those that a backend decides.
-const KEYS: [&str; 18] = [
+const KEYS: [&str; 20] = [
     "dev",
     "port",
     "gid",
     "pkey",
     "bind",
+    "psk_file",
+    "psk_env",
     "depth",
     "request",
     "reply",

@@ -24,6 +24,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::error::{Result, TransportError};
 use crate::oob::{Endpoint, Role};
+use crate::random::random;
 use crate::ring::{Geometry, SharedBytes};
 use crate::session::{LocalKey, MemKind, MemRegion, PeerRef, RemoteKey};
 
@@ -455,18 +456,4 @@ pub(crate) fn host_identity() -> [u8; 16] {
         *byte = pair[0] << 4 | pair[1];
     }
     identity
-}
-
-/// Random bytes from the kernel.
-pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
-    let mut bytes = [0; N];
-    let mut filled = 0;
-    while filled < N {
-        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
-            Ok(count) => filled += count,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(TransportError::system("getrandom", "random numbers", error)),
-        }
-    }
-    Ok(bytes)
 }

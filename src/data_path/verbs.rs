@@ -114,7 +114,7 @@ impl Verbs {
         // Packets of an earlier connection must never fit: the number comes from the kernel's random ones. On the Catalyst
         // wire it is 0, as the C++ runtime takes nothing else for granted.
         let psn = match config.wire {
-            Wire::Native => u32::from_le_bytes(super::shared_memory::random()?) & 0x00FF_FFFF,
+            Wire::Native => u32::from_le_bytes(crate::random::random()?) & 0x00FF_FFFF,
             Wire::Catalyst => 0,
         };
         Ok(Self {

@@ -13,9 +13,12 @@ use rustix::event::{PollFd, PollFlags};
 use socket2::{SockRef, TcpKeepalive};
 
 use super::decoder::Decoder;
-use super::message::{Geometry, Hello, Keys, Kind, Message};
+use super::message::{Challenge, Geometry, Hello, Keys, Kind, Message, Role};
+use super::seal::Seal;
 use super::wait::wait;
 use crate::error::{Result, TransportError};
+use crate::key::PreSharedKey;
+use crate::random::random;
 
 /// Most messages that are looked through for a peer's last words after the connection has broken.
 const LAST_WORDS: usize = 64;
@@ -168,14 +171,46 @@ impl Channel {
         if let Message::Hello(hello) = message {
             self.own_session = hello.session;
         }
-        self.unsent = message.encode(self.peer_session);
+        self.unsent = self.encode(message);
         let length = self.unsent.len();
         let sent = self.flush(deadline, began, message.kind(), stage);
         if sent.is_err() && self.unsent.len() == length {
             // Nothing of it went out, so nothing of it has to follow.
             self.unsent.clear();
+            if let Some(seal) = self.decoder.seal() {
+                seal.take_back();
+            }
         }
         sent
+    }
+
+    /// The bytes of a message to the peer, with a tag where there has to be one.
+    fn encode(&mut self, message: &Message) -> Vec<u8> {
+        let mut bytes = message.encode(self.peer_session);
+        if let Some(seal) = self.decoder.seal() {
+            seal.close(message.kind(), &mut bytes);
+        }
+        bytes
+    }
+
+    /// Proves to the coprocessor, and has it prove, that both hold the key. Before anything else is sent; from here on
+    /// everything has a tag.
+    ///
+    /// # Errors
+    ///
+    /// [`TransportError::PeerRefused`] with the coprocessor's words if it has no key or another one, or is of an older release;
+    /// [`TransportError::Protocol`] if it cannot prove that it has ours; others as from [`receive`](Self::receive).
+    pub(crate) fn authenticate(&mut self, key: &PreSharedKey, deadline: Instant) -> Result<()> {
+        const STAGE: &str = "connect: authenticating (a pre-shared key is set here, and both sides need the same one)";
+        self.decoder.set_seal(Seal::new(key, Role::Controller));
+        let challenge = Challenge { role: Role::Controller, nonce: random()? };
+        self.send(&Message::Challenge(challenge), deadline, STAGE)?;
+        match self.expect(Kind::Challenge, deadline, STAGE)? {
+            Message::Challenge(Challenge { role: Role::Coprocessor, .. }) => {}
+            _ => return Err(self.protocol("it sent a controller's challenge, and this is a controller".into(), STAGE)),
+        }
+        self.send(&Message::Proof, deadline, STAGE)?;
+        self.expect(Kind::Proof, deadline, STAGE).map(drop)
     }
 
     /// Tells the peer that it is refused, as far as that can be done at once. Never blocks and never fails: it is
@@ -183,7 +218,7 @@ impl Channel {
     pub(crate) fn refuse(&mut self, reason: &str) {
         // A message that went out in part would swallow this one.
         if self.unsent.is_empty() {
-            let bytes = Message::Error(reason.to_owned()).encode(self.peer_session);
+            let bytes = self.encode(&Message::Error(reason.to_owned()));
             if let Err(error) = self.stream.write(&bytes) {
                 tracing::debug!(peer = %self.peer, %error, "the refusal could not be sent");
             }
@@ -324,7 +359,7 @@ impl Channel {
             self.confirmed = true;
         } else {
             // A peer that has not had our hello cannot know our number.
-            let first = self.own_session == 0 && kind == Kind::Hello;
+            let first = self.own_session == 0 && matches!(kind, Kind::Hello | Kind::Challenge | Kind::Proof);
             let last = !self.confirmed && matches!(kind, Kind::Error | Kind::Goodbye);
             if session != 0 || !(first || last) {
                 let own = self.own_session;

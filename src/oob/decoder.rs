@@ -8,6 +8,7 @@ use std::io::{self, Read};
 
 use super::catalyst_message;
 use super::message::{HEADER, Kind, MAGIC, MAX_BODY, Message, VERSION};
+use super::seal::{Seal, TAG};
 
 /// What is wrong with a message. Each says what was found and what was expected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -35,7 +36,7 @@ pub(crate) enum Problem {
     },
     /// A kind that version 1 does not know.
     #[error("message kind {found} was received and version {VERSION} knows kinds {} to {}",
-        Kind::Hello.code(), Kind::Heartbeat.code())]
+        Kind::Hello.code(), Kind::Proof.code())]
     Kind {
         /// The kind received.
         found: u16,
@@ -70,6 +71,19 @@ pub(crate) enum Problem {
         /// The values allowed.
         allowed: String,
     },
+    /// A proof whose tag is wrong.
+    #[error(
+        "the proof is wrong: the pre-shared keys of the two sides differ, so give both the same one (psk_file, psk_env)"
+    )]
+    Key,
+    /// Another message whose tag is wrong, after a proof that was right.
+    #[error(
+        "the tag of a {kind} message is wrong: somebody between the two sides has changed, added or left out a message"
+    )]
+    Forged {
+        /// Kind of the message.
+        kind: Kind,
+    },
 }
 
 impl Problem {
@@ -95,12 +109,24 @@ pub(crate) struct Decoder {
     /// A message has been found: the peer speaks this protocol.
     begun: bool,
     problem: Option<Problem>,
+    /// Where a pre-shared key is set: what tells genuine messages.
+    seal: Option<Seal>,
 }
 
 impl Decoder {
     /// An empty decoder.
     pub(crate) fn new() -> Self {
-        Self { buffer: [0; HEADER + MAX_BODY], filled: 0, begun: false, problem: None }
+        Self { buffer: [0; HEADER + MAX_BODY], filled: 0, begun: false, problem: None, seal: None }
+    }
+
+    /// From here on messages are taken, and are to be sent, as the pre-shared key demands it. To be called before the first.
+    pub(crate) fn set_seal(&mut self, seal: Seal) {
+        self.seal = Some(seal);
+    }
+
+    /// For what is sent over the same connection.
+    pub(crate) fn seal(&mut self) -> Option<&mut Seal> {
+        self.seal.as_mut()
     }
 
     /// Reads once from a source, as much as there is room for, and says how many bytes came; 0 is the end of it.
@@ -132,6 +158,11 @@ impl Decoder {
         next
     }
 
+    /// Whether the peer has begun to speak this protocol, as far as its bytes show.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.begun || self.filled >= MAGIC.len()
+    }
+
     /// How many bytes of the message at hand are there, and how many it takes as far as can be told.
     pub(crate) fn progress(&self) -> (usize, usize) {
         let needed = match self.header() {
@@ -149,7 +180,16 @@ impl Decoder {
         if self.filled < whole {
             return Ok(None);
         }
-        let message = Message::from_body(kind, &self.buffer[HEADER..whole])?;
+        let mut end = whole;
+        if let Some(seal) = &mut self.seal {
+            if seal.covers(kind) {
+                end -= TAG;
+            }
+            if !seal.open(kind, &self.buffer[..whole]) {
+                return Err(if kind == Kind::Proof { Problem::Key } else { Problem::Forged { kind } });
+            }
+        }
+        let message = Message::from_body(kind, &self.buffer[HEADER..end])?;
         self.buffer.copy_within(whole..self.filled, 0);
         self.filled -= whole;
         self.begun = true;
@@ -185,7 +225,8 @@ impl Decoder {
         if length > MAX_BODY as u32 {
             return Err(Problem::Long { kind, length });
         }
-        let (length, needed) = (length as usize, kind.body_length());
+        let sealed = self.seal.as_ref().is_some_and(|seal| seal.covers(kind));
+        let (length, needed) = (length as usize, kind.body_length() + if sealed { TAG } else { 0 });
         if length < needed {
             return Err(Problem::Short { kind, length, needed });
         }

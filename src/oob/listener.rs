@@ -16,14 +16,23 @@ use super::catalyst_channel::CatalystChannel;
 use super::channel::{Channel, Liveness, canonical};
 use super::decoder::Decoder;
 use super::dial::{resolve, unresolvable};
-use super::message::{Hello, MAGIC, Message};
+use super::message::{Challenge, Hello, Kind, Message, Role};
+use super::seal::Seal;
 use super::wait::wait;
 use crate::error::{Result, TransportError};
+use crate::key::PreSharedKey;
+use crate::random::random;
 
 const STAGE: &str = "waiting for a client";
 
 /// Most clients that are read side by side. One more, and the oldest has to go.
 const MOST_PENDING: usize = 64;
+
+/// What a client without a key is told where there is one, and one with a key where there is none.
+const KEY_MISSING_THERE: &str = "this coprocessor has a pre-shared key and the controller has shown none: set the same one there \
+    (SessionConfig::pre_shared_key, psk_file= or psk_env=)";
+const KEY_MISSING_HERE: &str = "the controller has a pre-shared key and this coprocessor has none: set the same one here \
+    (SessionConfig::pre_shared_key, psk_file= or psk_env=), or none there";
 
 /// Clients that the kernel keeps ready while nobody accepts.
 const BACKLOG: i32 = 128;
@@ -33,6 +42,8 @@ const BACKLOG: i32 = 128;
 pub(crate) struct Acceptance<'a> {
     /// When to give up; `None` is never, and allowed only with `cancel`.
     pub(crate) deadline: Option<Instant>,
+    /// The key that a client has to have; `None` takes those that have none.
+    pub(crate) key: Option<&'a PreSharedKey>,
     /// How long a client may take from its connection to the last byte of its hello.
     pub(crate) step: Duration,
     /// How soon the loss of the accepted client's host has to be noticed.
@@ -53,6 +64,8 @@ struct Pending {
     stream: TcpStream,
     peer: SocketAddr,
     decoder: Decoder,
+    /// The kind of its next message: a hello, or with a key first a challenge, then a proof.
+    awaited: Kind,
     deadline: Instant,
 }
 
@@ -167,7 +180,7 @@ impl Listener {
                             Ok(mut channel) => {
                                 channel.greet(&hello);
                                 // Who has begun in our protocol learns why it ends; a stranger hears nothing.
-                                let begun = pending.iter_mut().filter(|late| late.decoder.progress().0 >= MAGIC.len());
+                                let begun = pending.iter_mut().filter(|late| late.decoder.has_begun());
                                 begun.for_each(|late| late.refuse(0, "another client was served first"));
                                 return Ok((channel, hello));
                             }
@@ -178,7 +191,7 @@ impl Listener {
             }
 
             if ready.listener {
-                self.accept_all(&mut pending, how.step, &mut dropped)?;
+                self.accept_all(&mut pending, how, &mut dropped)?;
             }
             if how.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 let hint = dropped.hint(self.local, pending.len());
@@ -262,7 +275,7 @@ impl Listener {
     }
 
     /// Accepts whoever waits, as many as may be pending.
-    fn accept_all(&self, pending: &mut Vec<Pending>, step: Duration, dropped: &mut Dropped) -> Result<()> {
+    fn accept_all(&self, pending: &mut Vec<Pending>, how: &Acceptance<'_>, dropped: &mut Dropped) -> Result<()> {
         for _ in 0..MOST_PENDING {
             match self.socket.accept() {
                 Ok((socket, peer)) => {
@@ -274,8 +287,7 @@ impl Listener {
                     if pending.len() == MOST_PENDING {
                         dropped.note(&pending.remove(0), "it had to make room for later clients");
                     }
-                    let deadline = Instant::now() + step;
-                    pending.push(Pending { stream: socket.into(), peer, decoder: Decoder::new(), deadline });
+                    pending.push(Pending::new(socket.into(), peer, how));
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -309,6 +321,15 @@ struct Ready {
 }
 
 impl Pending {
+    fn new(stream: TcpStream, peer: SocketAddr, how: &Acceptance<'_>) -> Self {
+        let mut decoder = Decoder::new();
+        if let Some(key) = how.key {
+            decoder.set_seal(Seal::new(key, Role::Coprocessor));
+        }
+        let awaited = if how.key.is_some() { Kind::Challenge } else { Kind::Hello };
+        Self { stream, peer, decoder, awaited, deadline: Instant::now() + how.step }
+    }
+
     /// Reads once and judges what has come.
     fn step(&mut self, check: &mut dyn FnMut(&Hello) -> Result<(), String>) -> Step {
         let (there, needed) = self.decoder.progress();
@@ -318,29 +339,81 @@ impl Pending {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => return Step::Wait,
             Err(error) => return Step::Drop(format!("after {there} of {needed} bytes of its hello: {error}")),
         }
-        match self.decoder.next() {
-            Ok(None) => Step::Wait,
-            Ok(Some((0, Message::Hello(hello)))) => match check(&hello) {
-                Ok(()) => Step::Greeted(hello),
-                Err(reason) => Step::Refuse(hello.session, reason),
-            },
-            Ok(Some((session, Message::Hello(hello)))) => Step::Refuse(
-                hello.session,
-                format!(
-                    "the first hello is for session {session:#010x} and must be for 0x00000000, as it cannot know ours"
-                ),
-            ),
-            Ok(Some((_, message))) => {
-                Step::Refuse(0, format!("a {} message came where a hello message was expected", message.kind()))
+        loop {
+            let (session, message) = match self.decoder.next() {
+                Ok(None) => return Step::Wait,
+                Ok(Some(message)) => message,
+                Err(problem) if problem.is_stranger() => return Step::Drop(problem.to_string()),
+                Err(problem) => return Step::Refuse(0, problem.to_string()),
+            };
+            let kind = message.kind();
+            if let Message::Error(text) = message {
+                return Step::Drop(format!("it gave up: {text}"));
             }
-            Err(problem) if problem.is_stranger() => Step::Drop(problem.to_string()),
-            Err(problem) => Step::Refuse(0, problem.to_string()),
+            let for_session = if let Message::Hello(hello) = &message { hello.session } else { 0 };
+            if kind != self.awaited {
+                let reason = match (self.awaited, kind) {
+                    (Kind::Challenge, Kind::Hello) => KEY_MISSING_THERE.into(),
+                    (Kind::Hello, Kind::Challenge) => KEY_MISSING_HERE.into(),
+                    (awaited, kind) => format!("a {kind} message came where a {awaited} message was expected"),
+                };
+                return Step::Refuse(for_session, reason);
+            }
+            if session != 0 {
+                let reason = format!(
+                    "the first {kind} is for session {session:#010x} and must be for 0x00000000, as it cannot know ours"
+                );
+                return Step::Refuse(for_session, reason);
+            }
+            // Nothing of ours but random bytes goes to who has not proved that it has the key.
+            let answered = match message {
+                Message::Challenge(Challenge { role: Role::Controller, .. }) => {
+                    self.awaited = Kind::Proof;
+                    random()
+                        .map_err(|error| error.to_string())
+                        .and_then(|nonce| self.say(&Message::Challenge(Challenge { role: Role::Coprocessor, nonce })))
+                }
+                Message::Proof => {
+                    self.awaited = Kind::Hello;
+                    self.say(&Message::Proof)
+                }
+                Message::Hello(hello) => {
+                    return match check(&hello) {
+                        Ok(()) => Step::Greeted(hello),
+                        Err(reason) => Step::Refuse(for_session, reason),
+                    };
+                }
+                _ => return Step::Refuse(0, "this is a coprocessor and was sent a coprocessor's challenge".into()),
+            };
+            if let Err(reason) = answered {
+                return Step::Drop(reason);
+            }
         }
+    }
+
+    /// Sends a message, which has to go out at once: the buffers of a client that has been sent next to nothing are empty.
+    fn say(&mut self, message: &Message) -> Result<(), String> {
+        let bytes = self.encode(message, 0);
+        match self.stream.write(&bytes) {
+            Ok(written) if written == bytes.len() => Ok(()),
+            Ok(_) => Err("it takes no data".into()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// The bytes of a message to the client, with a tag where there has to be one.
+    fn encode(&mut self, message: &Message, session: u32) -> Vec<u8> {
+        let mut bytes = message.encode(session);
+        if let Some(seal) = self.decoder.seal() {
+            seal.close(message.kind(), &mut bytes);
+        }
+        bytes
     }
 
     /// Tells the client why it is dropped, as far as that can be done at once.
     fn refuse(&mut self, session: u32, reason: &str) {
-        if let Err(error) = self.stream.write(&Message::Error(reason.to_owned()).encode(session)) {
+        let bytes = self.encode(&Message::Error(reason.to_owned()), session);
+        if let Err(error) = self.stream.write(&bytes) {
             tracing::debug!(peer = %self.peer, %error, "the refusal could not be sent");
         }
         let _ = self.stream.shutdown(Shutdown::Write);

@@ -88,6 +88,10 @@ codes! {
         Error = 9, "error";
         /// The sender is alive.
         Heartbeat = 10, "heartbeat";
+        /// The sender has a pre-shared key; random bytes that the recipient's proof has to rest on.
+        Challenge = 11, "challenge";
+        /// The sender holds the key: the first message with a tag.
+        Proof = 12, "proof";
     }
 }
 
@@ -128,6 +132,7 @@ impl Kind {
             Self::Hello => 100,
             Self::Keys => 20,
             Self::Channel => 20,
+            Self::Challenge => 36,
             _ => 0,
         }
     }
@@ -237,6 +242,20 @@ pub(crate) struct Geometry {
     pub(crate) first_sequence: u32,
 }
 
+/// What a side with a pre-shared key begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Challenge {
+    /// The sender's part.
+    pub(crate) role: Role,
+    /// Random, new for every connection.
+    pub(crate) nonce: [u8; 32],
+}
+
+impl Challenge {
+    /// The one way of authentication that there is: HMAC-SHA-256 with a pre-shared key, as [`super::seal`] has it.
+    const SCHEME: u8 = 1;
+}
+
 /// A native message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
@@ -260,6 +279,10 @@ pub(crate) enum Message {
     Error(String),
     /// See [`Kind::Heartbeat`].
     Heartbeat,
+    /// See [`Kind::Challenge`].
+    Challenge(Challenge),
+    /// See [`Kind::Proof`].
+    Proof,
 }
 
 impl Message {
@@ -276,6 +299,8 @@ impl Message {
             Self::Goodbye => Kind::Goodbye,
             Self::Error(_) => Kind::Error,
             Self::Heartbeat => Kind::Heartbeat,
+            Self::Challenge(_) => Kind::Challenge,
+            Self::Proof => Kind::Proof,
         }
     }
 
@@ -328,7 +353,17 @@ impl Message {
                 body.extend(geometry.first_sequence.to_le_bytes());
             }
             Self::Error(text) => body.extend(cut(text).bytes()),
-            Self::Ready | Self::Probed | Self::Started | Self::Stopped | Self::Goodbye | Self::Heartbeat => {}
+            Self::Challenge(challenge) => {
+                body.extend([challenge.role.code(), Challenge::SCHEME, 0, 0]);
+                body.extend(challenge.nonce);
+            }
+            Self::Ready
+            | Self::Probed
+            | Self::Started
+            | Self::Stopped
+            | Self::Goodbye
+            | Self::Heartbeat
+            | Self::Proof => {}
         }
         body
     }
@@ -347,13 +382,14 @@ impl Message {
             Kind::Goodbye => Self::Goodbye,
             Kind::Error => Self::Error(printable(body)),
             Kind::Heartbeat => Self::Heartbeat,
+            Kind::Challenge => Self::Challenge(challenge(&mut fields)?),
+            Kind::Proof => Self::Proof,
         })
     }
 }
 
 fn hello(fields: &mut Fields<'_>) -> Result<Hello, Problem> {
-    let role = fields.u8()?;
-    let role = Role::from_code(role).ok_or_else(|| fields.refuse("role", role, "0 (controller) or 1 (coprocessor)"))?;
+    let role = role(fields)?;
     let path = fields.u8()?;
     let data_path = DataPathCode::from_code(path)
         .ok_or_else(|| fields.refuse("data path", path, "1 (shared memory) or 2 (verbs)"))?;
@@ -413,6 +449,20 @@ fn geometry(fields: &mut Fields<'_>) -> Result<Geometry, Problem> {
     let reserved: [u8; 3] = fields.take()?;
     fields.require(reserved == [0; 3], "reserved bytes", format_args!("{reserved:?}"), "0")?;
     Ok(Geometry { depth, request_capacity, reply_capacity, check_kind, first_sequence: fields.u32()? })
+}
+
+fn challenge(fields: &mut Fields<'_>) -> Result<Challenge, Problem> {
+    let role = role(fields)?;
+    let scheme = fields.u8()?;
+    fields.require(scheme == Challenge::SCHEME, "scheme", scheme, "1 (HMAC-SHA-256 with a pre-shared key)")?;
+    let reserved = fields.u16()?;
+    fields.require(reserved == 0, "reserved bytes", format_args!("{reserved:#06x}"), "0")?;
+    Ok(Challenge { role, nonce: fields.take()? })
+}
+
+fn role(fields: &mut Fields<'_>) -> Result<Role, Problem> {
+    let role = fields.u8()?;
+    Role::from_code(role).ok_or_else(|| fields.refuse("role", role, "0 (controller) or 1 (coprocessor)"))
 }
 
 /// As much of a text as an error message carries, whole characters only.

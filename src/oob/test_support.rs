@@ -1,5 +1,6 @@
 //! What the tests of this room share.
 
+use std::collections::BTreeMap;
 use std::net::{TcpListener, TcpStream};
 use std::panic::resume_unwind;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -50,6 +51,21 @@ pub(crate) fn channel_and_socket() -> (Channel, TcpStream) {
     socket.set_nodelay(true).unwrap();
     let channel = Channel::new(listener.accept().unwrap().0, LIVENESS).unwrap();
     (channel, socket)
+}
+
+/// The out-of-band vectors of `docs/wire-protocol.md`, by name.
+pub(crate) fn document_vectors() -> BTreeMap<String, Vec<u8>> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/wire-protocol.md");
+    let document = std::fs::read_to_string(path).unwrap();
+    let block = document.split("```oob-vectors\n").nth(1).expect("a block of vectors").split("```").next().unwrap();
+    block
+        .lines()
+        .map(|line| {
+            let (name, hex) = line.split_once(':').expect("a name and a colon");
+            let digits: Vec<u8> = hex.chars().filter_map(|c| c.to_digit(16)).map(|digit| digit as u8).collect();
+            (name.to_owned(), digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect())
+        })
+        .collect()
 }
 
 /// Whether this machine has an IPv6 loopback; without it the tests of IPv6 have nothing to say.

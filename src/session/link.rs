@@ -14,7 +14,6 @@ use rustix::event::EventfdFlags;
 use super::lifecycle::State;
 use super::{ChannelDesc, ConnectInfo, MemKind, MemRegion, PeerRef, RemoteKey};
 use crate::config::{SessionConfig, Wire};
-use crate::data_path::shared_memory::random;
 use crate::data_path::{self, DataPath};
 use crate::engine::peer::{Peer, Phase};
 use crate::engine::watcher::{Line, Teller, Watcher};
@@ -23,6 +22,7 @@ use crate::oob::{
     self, Acceptance, CatalystChannel, Channel, CheckKind, DataPathCode, Hello, Keys, Kind, Listener, Liveness,
     Message, Proposal, Role,
 };
+use crate::random::random;
 use crate::ring::{Check, FrameReader, FrameWriter, Geometry};
 
 /// The connection of a session, as far as it has come.
@@ -122,11 +122,11 @@ impl Link {
         }
         let listener = Listener::bind(&self.config.bind, port)?;
         let address = listener.local_addr();
-        if !address.ip().is_loopback() {
+        if !address.ip().is_loopback() && self.config.pre_shared_key.is_none() {
             tracing::warn!(
                 %address,
                 "listening beyond loopback without authentication: every host that reaches this port may write into the \
-                 request ring"
+                 request ring; a pre-shared key on both sides (psk_file, psk_env) keeps strangers out"
             );
         }
         self.listener = Some(listener);
@@ -208,6 +208,7 @@ impl Link {
         let listener = self.listener.as_ref().expect("bound by the caller");
         let how = Acceptance {
             deadline,
+            key: self.config.pre_shared_key.as_ref(),
             step: self.config.handshake_timeout,
             liveness: self.liveness(),
             cancel: Some(self.cancel.as_fd()),
@@ -222,8 +223,12 @@ impl Link {
 
     fn dial(&mut self, info: &ConnectInfo, session: u32) -> Result<()> {
         let deadline = Instant::now() + self.config.handshake_timeout;
-        let mut channel = oob::connect(&info.peer, info.oob_port, self.dialling_from(), deadline, self.liveness())?;
+        let channel = oob::connect(&info.peer, info.oob_port, self.dialling_from(), deadline, self.liveness())?;
         let (local, peer) = (channel.local_addr().ip(), channel.peer_addr().ip());
+        let channel = self.channel.insert(channel);
+        if let Some(key) = &self.config.pre_shared_key {
+            channel.authenticate(key, deadline)?;
+        }
         let code = data_path::choose(&self.config, peer, local);
         let path = DataPath::open(code, self.role, &self.config, self.config.channel.depth, local)?;
         channel.send(
@@ -231,9 +236,7 @@ impl Link {
             deadline,
             "connect: sending the hello",
         )?;
-        self.channel = Some(channel);
         self.path = Some(path);
-        let channel = self.channel.as_mut().expect("just set");
         let answer = channel.expect_hello(deadline, "connect: waiting for the coprocessor's hello")?;
         if answer.role != Role::Coprocessor || answer.data_path != code {
             return Err(TransportError::Protocol {

@@ -17,12 +17,15 @@ use catalyst_transport::{
 
 #[path = "conformance/bursts.rs"]
 mod bursts;
+#[allow(unused_imports)] // as above
 pub(crate) use bursts::*;
 #[path = "conformance/faults.rs"]
 mod faults;
+#[allow(unused_imports)] // as above
 pub(crate) use faults::*;
 #[path = "conformance/hardening.rs"]
 mod hardening;
+#[allow(unused_imports)] // as above
 pub(crate) use hardening::*;
 
 /// Settings of one data path.

@@ -23,7 +23,7 @@ fn pair() -> (CatalystChannel, TcpStream) {
 }
 
 fn acceptance() -> Acceptance<'static> {
-    Acceptance { deadline: Some(far()), step: Duration::from_secs(5), liveness: LIVENESS, cancel: None }
+    Acceptance { deadline: Some(far()), step: Duration::from_secs(5), liveness: LIVENESS, key: None, cancel: None }
 }
 
 fn error(result: Result<CatalystMessage>) -> String {

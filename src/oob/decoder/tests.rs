@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::oob::message::{
-    CheckKind, DataPathCode, Endpoint, Geometry, Hello, Keys, MAX_24_BITS, MAX_TEXT, Proposal, Role,
+    Challenge, CheckKind, DataPathCode, Endpoint, Geometry, Hello, Keys, MAX_24_BITS, MAX_TEXT, Proposal, Role,
 };
 
 fn endpoint(path: DataPathCode) -> impl Strategy<Value = Endpoint> {
@@ -51,6 +51,9 @@ fn message() -> impl Strategy<Value = Message> {
             Just(Message::Stopped),
             Just(Message::Goodbye),
             Just(Message::Heartbeat),
+            Just(Message::Proof),
+            (prop_oneof![Just(Role::Controller), Just(Role::Coprocessor)], any::<[u8; 32]>())
+                .prop_map(|(role, nonce)| Message::Challenge(Challenge { role, nonce })),
         ],
     ]
 }
@@ -121,7 +124,7 @@ proptest! {
     }
 
     #[test]
-    fn no_body_makes_it_panic(kind in 0..12u16, body in vec(any::<u8>(), 0..200), stated in 0..1200u32, honest: bool) {
+    fn no_body_makes_it_panic(kind in 0..14u16, body in vec(any::<u8>(), 0..200), stated in 0..1200u32, honest: bool) {
         let mut bytes = Message::Ready.encode(9);
         let length = if honest { body.len() as u32 } else { stated };
         bytes[6..8].copy_from_slice(&kind.to_le_bytes());
@@ -143,8 +146,8 @@ fn a_headers_problems_name_both_values() {
         (damaged(0, b"GET "), "\"GET \"", "\"CTP1\""),
         (damaged(4, &[2, 0]), "version 2", "version 1"),
         (damaged(4, &[0, 0]), "version 0", "version 1"),
-        (damaged(6, &[0, 0]), "kind 0", "1 to 10"),
-        (damaged(6, &[11, 0]), "kind 11", "1 to 10"),
+        (damaged(6, &[0, 0]), "kind 0", "1 to 12"),
+        (damaged(6, &[13, 0]), "kind 13", "1 to 12"),
         (damaged(8, &[0xFF; 4]), "4294967295 bytes", "1024"),
         (damaged(8, &1025u32.to_le_bytes()), "1025 bytes", "1024"),
         (damaged(8, &19u32.to_le_bytes()), "19 bytes", "20"),

@@ -14,7 +14,7 @@ fn listener() -> Listener {
 }
 
 fn until(deadline: Instant) -> Acceptance<'static> {
-    Acceptance { deadline: Some(deadline), step: STEP, liveness: LIVENESS, cancel: None }
+    Acceptance { deadline: Some(deadline), step: STEP, liveness: LIVENESS, key: None, cancel: None }
 }
 
 fn anyone(_: &Hello) -> Result<(), String> {
@@ -251,7 +251,8 @@ fn a_wait_without_deadline_can_be_cancelled() {
             writer.write_all(b"x").unwrap();
             writer
         });
-        let how = Acceptance { deadline: None, step: STEP, liveness: LIVENESS, cancel: Some(reader.as_fd()) };
+        let how =
+            Acceptance { deadline: None, step: STEP, liveness: LIVENESS, key: None, cancel: Some(reader.as_fd()) };
         let error = listener.accept_hello(&how, &mut anyone).unwrap_err();
         assert!(matches!(&error, TransportError::Engine { problem } if problem.contains("cancelled")), "{error:?}");
         cancelling.join().unwrap();
