@@ -133,7 +133,7 @@ impl ControllerSession {
             return Err(too_much(payload.len(), self.largest_request));
         }
         if let Err(error) = rounds.check_window() {
-            return Err(if error.is_recoverable() { error } else { self.fail(error) });
+            return Err(self.no_room(error));
         }
         let (memory, frame_end) = rounds.path.slot(rounds.writer.sequence())?;
         rounds.writer.stage(memory, frame_end, payload);
@@ -155,9 +155,11 @@ impl ControllerSession {
         let Some(item) = self.items.get(index as usize).copied().flatten() else {
             return Err(TransportError::invalid(format!("work item {index}"), "has not been committed"));
         };
-        match rounds.check_window().and_then(|()| rounds.kick(item, index)) {
-            Err(error) if !error.is_recoverable() => Err(self.fail(error)),
-            other => other,
+        match rounds.check_window() {
+            Ok(()) => {
+                rounds.kick(item, index).map_err(|error| if error.is_recoverable() { error } else { self.fail(error) })
+            }
+            Err(error) => Err(self.no_room(error)),
         }
     }
 
@@ -239,6 +241,19 @@ impl ControllerSession {
 
     fn failure(&self) -> Option<TransportError> {
         self.rounds.as_ref().and_then(|rounds| rounds.failure.clone())
+    }
+
+    /// Why there is no room for a round. When all that fill the ring were given up, nothing is left to collect, and so nobody
+    /// else would say that the peer is gone and the ring stays full.
+    #[cold]
+    fn no_room(&mut self, error: TransportError) -> TransportError {
+        if !error.is_recoverable() {
+            return self.fail(error);
+        }
+        match self.link.peer.obstacle("waiting for room in the ring") {
+            Some(end) if self.in_flight() == 0 && !end.is_recoverable() => self.fail(end),
+            _ => error,
+        }
     }
 
     /// Keeps the first error for every later call.
