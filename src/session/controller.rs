@@ -244,14 +244,18 @@ impl ControllerSession {
     }
 
     /// Why there is no room for a round. When all that fill the ring were given up, nothing is left to collect, and so nobody
-    /// else would say that the peer is gone and the ring stays full.
+    /// else would say that a write has failed or the peer is gone, and the ring stays full.
     #[cold]
     fn no_room(&mut self, error: TransportError) -> TransportError {
         if !error.is_recoverable() {
             return self.fail(error);
         }
+        let Some(rounds) = self.rounds.as_mut().filter(|rounds| rounds.in_flight() == 0) else { return error };
+        if let Err(failed) = rounds.path.progress() {
+            return self.fail(failed);
+        }
         match self.link.peer.obstacle("waiting for room in the ring") {
-            Some(end) if self.in_flight() == 0 && !end.is_recoverable() => self.fail(end),
+            Some(end) if !end.is_recoverable() => self.fail(end),
             _ => error,
         }
     }
