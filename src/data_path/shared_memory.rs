@@ -107,6 +107,7 @@ impl SharedMemory {
             });
         }
         super::check_region_size(bytes)?;
+        super::memory_limit::check(bytes)?;
         let failed = |call, error: rustix::io::Errno| {
             TransportError::system(call, format!("{bytes} bytes of shared memory"), error).with_remedy(
                 "the memory limit of this system or container may be reached: use a smaller depth or capacity",

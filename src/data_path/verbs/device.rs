@@ -384,15 +384,23 @@ fn open_remedy(errno: i32) -> &'static str {
     }
 }
 
+const RAISE_MEMLOCK: &str = "raise it with ulimit -l, LimitMEMLOCK= in a systemd unit, or --ulimit memlock=-1 in a container, \
+                             or use a smaller depth or capacity";
+
+fn memlock() -> rustix::process::Rlimit {
+    rustix::process::getrlimit(rustix::process::Resource::Memlock)
+}
+
 /// What to do about an error number of a verb that takes resources.
 fn remedy(errno: i32) -> String {
     match errno {
+        // Without any limit to spend, the kernel says that pinning is not permitted.
+        libc::EPERM if memlock().current == Some(0) => format!("the memlock limit is 0: {RAISE_MEMLOCK}"),
         libc::ENOMEM => {
-            let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock);
+            let limit = memlock();
             let show = |value: Option<u64>| value.map_or("unlimited".into(), |bytes| format!("{bytes} bytes"));
             format!(
-                "memory could not be pinned; the memlock limit is {} (hard limit {}): raise it with ulimit -l, LimitMEMLOCK= \
-                 in a systemd unit, or --ulimit memlock=-1 in a container, or use a smaller depth or capacity",
+                "memory could not be pinned; the memlock limit is {} (hard limit {}): {RAISE_MEMLOCK}",
                 show(limit.current),
                 show(limit.maximum)
             )

@@ -180,7 +180,10 @@ impl QueuePair {
         }
         let hint = match errno {
             libc::EINVAL => " (an attribute does not fit: most often the GID index, the peer's GID or the MTU)",
-            libc::ETIMEDOUT | libc::EHOSTUNREACH => " (the peer's address could not be resolved on this network)",
+            libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH => {
+                " (no way leads from this GID to the peer's: give both interfaces an address of one network, or choose \
+                 another GID index)"
+            }
             _ => "",
         };
         let error = self.context().error("ibv_modify_qp", errno, format!("{step}{hint}"));
