@@ -12,6 +12,8 @@ mod catalyst_sessions;
 mod conformance;
 #[path = "support/device.rs"]
 mod device;
+#[path = "rxe/environment.rs"]
+mod environment;
 #[path = "support/processes.rs"]
 mod processes;
 

@@ -105,7 +105,7 @@ impl Soak {
             60..68 if self.wire => return self.cut_wire(shape),
             _ => {
                 let result = self.fleet.session(shape, || ());
-                return self.after(result, false);
+                return self.after(result, None);
             }
         };
         *self.injected.entry(name).or_default() += 1;
@@ -113,7 +113,7 @@ impl Soak {
         let delay =
             self.random.duration(Duration::ZERO, Duration::from_millis(if early { shortest / 4 } else { shortest }));
         let result = self.fleet.faulty(shape, fault, early, delay);
-        self.after(result, true);
+        self.after(result, Some(&format!("{fault:?} after {delay:?}, early: {early}")));
     }
 
     /// A session on a wire that loses up to 5 % and reorders.
@@ -124,7 +124,7 @@ impl Soak {
         // Packets that are not delayed overtake those that are.
         let _netem = Netem::set(netem::WIRE, &["delay", "1ms", "reorder", &reorder, "loss", &loss]);
         let result = self.fleet.session(shape, || ());
-        self.after(result, true);
+        self.after(result, Some(&format!("loss {loss}, reorder {reorder}")));
     }
 
     /// A session in the midst of which nothing passes for a while that the retries outlast.
@@ -135,17 +135,18 @@ impl Soak {
             let _netem = Netem::set(netem::WIRE, &["loss", "100%"]);
             std::thread::sleep(cut);
         });
-        self.after(result, true);
+        self.after(result, Some(&format!("the wire cut for {cut:?}")));
     }
 
-    fn after(&mut self, result: Result<(), Broken>, fault: bool) {
+    fn after(&mut self, result: Result<(), Broken>, fault: Option<&str>) {
         match result {
             Ok(()) => {
                 // A fault is survived when its own session ends as it must, and so does the next one.
                 self.survived += u64::from(self.pending);
-                self.pending = fault;
+                self.pending = fault.is_some();
             }
             Err(broken) => {
+                println!("in a session with {}:", fault.unwrap_or("no fault"));
                 self.broken(broken);
                 self.pending = false;
                 self.fleet.start_over();
@@ -178,7 +179,7 @@ impl Soak {
 
     fn end(mut self) {
         let last = self.fleet.session(Shape::random(&mut self.random, 4_096, 100), || ());
-        self.after(last, false);
+        self.after(last, None);
         let said = self.so_far();
         let (rounds, faults) = (self.fleet.rounds, self.injected.values().sum::<u64>());
         let Self { fleet, host, mut broken, .. } = self;

@@ -46,11 +46,16 @@ impl Context {
             problem: format!("there is no RDMA device named {name}"),
             remedy: list.names(),
         })?;
-        // SAFETY: the pointer is in the list, which lives until the end of this function.
-        let raw = unsafe { (verbs.open_device)(device.1) };
-        if raw.is_null() {
-            let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
-            return Err(TransportError::Verbs(Box::new(VerbsFailure {
+        let opened = match forbidden(name) {
+            Some(errno) => Err(errno),
+            None => {
+                // SAFETY: the pointer is in the list, which lives until the end of this function.
+                let raw = unsafe { (verbs.open_device)(device.1) };
+                if raw.is_null() { Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)) } else { Ok(raw) }
+            }
+        };
+        let raw = opened.map_err(|errno| {
+            TransportError::Verbs(Box::new(VerbsFailure {
                 verb: "ibv_open_device",
                 errno: Errno(errno),
                 device: name.to_owned(),
@@ -59,8 +64,8 @@ impl Context {
                 peer: String::new(),
                 detail: String::new(),
                 remedy: open_remedy(errno).to_owned(),
-            })));
-        }
+            }))
+        })?;
         Ok(Arc::new(Self { verbs, raw, name: name.to_owned(), place: std::sync::OnceLock::new() }))
     }
 
@@ -369,6 +374,21 @@ fn describe(devices: &[DeviceInfo]) -> String {
         }
     }
     text
+}
+
+/// The error number with which the device's node would refuse to be opened. libibverbs keeps trying for five seconds when it
+/// may not open a node, which is as long as a handshake lasts.
+fn forbidden(name: &str) -> Option<i32> {
+    let nodes = std::fs::read_dir("/sys/class/infiniband_verbs").ok()?;
+    let node = nodes
+        .flatten()
+        .find(|node| std::fs::read_to_string(node.path().join("ibdev")).is_ok_and(|device| device.trim() == name))?;
+    let path = std::path::Path::new("/dev/infiniband").join(node.file_name());
+    let access = rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK;
+    match rustix::fs::accessat(rustix::fs::CWD, path, access, rustix::fs::AtFlags::EACCESS) {
+        Err(errno @ (rustix::io::Errno::ACCESS | rustix::io::Errno::PERM)) => Some(errno.raw_os_error()),
+        _ => None,
+    }
 }
 
 fn open_remedy(errno: i32) -> &'static str {
