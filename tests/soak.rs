@@ -131,10 +131,7 @@ impl Soak {
     fn cut_wire(&mut self, shape: Shape) {
         *self.injected.entry("short cuts").or_default() += 1;
         let cut = self.random.duration(Duration::from_millis(1), Duration::from_millis(150));
-        let result = self.fleet.session(shape, || {
-            let _netem = Netem::set(netem::WIRE, &["loss", "100%"]);
-            std::thread::sleep(cut);
-        });
+        let result = self.fleet.session(shape, || netem::cut(netem::WIRE, cut));
         self.after(result, Some(&format!("the wire cut for {cut:?}")));
     }
 

@@ -2,7 +2,9 @@
 
 #![allow(dead_code)] // each test file uses a part of it
 
-use std::process::Command;
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// Sets what interfaces do to the packets that leave them, and takes it away at the end.
 #[derive(Debug)]
@@ -34,6 +36,25 @@ impl Netem {
             })
             .sum()
     }
+}
+
+/// Lets nothing pass for a while. One process does both ends, so that the cut is not as long as several take to start.
+pub(crate) fn cut(interfaces: &[&str], length: Duration) {
+    let mut tc = Command::new("tc").args(["-batch", "-"]).stdin(Stdio::piped()).spawn().unwrap();
+    let mut lines = tc.stdin.take().unwrap();
+    let mut all = |what: &str, how: &str| {
+        for interface in interfaces {
+            writeln!(lines, "qdisc {what} dev {interface} root{how}").unwrap();
+        }
+    };
+    // What changes nothing, to wait until the process has begun to read.
+    all("replace", " netem loss 0%");
+    std::thread::sleep(Duration::from_millis(300));
+    all("change", " netem loss 100%");
+    std::thread::sleep(length);
+    all("del", "");
+    drop(lines);
+    assert!(tc.wait().unwrap().success());
 }
 
 impl Drop for Netem {
