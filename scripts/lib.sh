@@ -36,3 +36,17 @@ lab_kernel() {
     done < <(compgen -G '/boot/vmlinuz-*' | sed 's,^/boot/vmlinuz-,,' | sort -rV)
     return 1
 }
+
+# test_binary NAME [OPTION]...: the path of the integration test, built with all features and these options of cargo.
+test_binary() {
+    local name=$1
+    shift
+    cargo test --all-features --no-run --message-format=json-render-diagnostics --test "$name" "$@" |
+        python3 -c '
+import json, sys
+for line in sys.stdin:
+    message = json.loads(line) if line.startswith("{") else {}
+    if message.get("executable") and message["target"]["name"] == sys.argv[1] and "test" in message["target"]["kind"]:
+        print(message["executable"])
+' "$name"
+}

@@ -14,6 +14,8 @@ mod conformance;
 mod counting;
 #[path = "support/device.rs"]
 mod device;
+#[path = "rxe/environment.rs"]
+mod environment;
 #[path = "support/processes.rs"]
 mod processes;
 #[path = "rxe/system_calls.rs"]
@@ -70,6 +72,7 @@ on_the_device!(
     a_stop_waits_for_the_function_only_so_long,
     device_memory_is_refused_clearly,
     many_rounds,
+    a_full_window_tells_the_peers_end,
     a_window_of_given_up_rounds_opens_again,
     a_refused_reply_is_not_shown,
     a_payload_staged_before_stop_is_not_sent_after_it,

@@ -7,14 +7,16 @@
 mod catalyst;
 #[path = "support/device.rs"]
 mod device;
+#[path = "support/netem.rs"]
+mod netem;
 #[path = "support/processes.rs"]
 mod processes;
 
-use std::process::Command;
 use std::time::Duration;
 
 use catalyst::Sides;
 use device::device_or_skip;
+use netem::Netem;
 use processes::Way;
 
 const WIRE: Way = Way {
@@ -22,39 +24,6 @@ const WIRE: Way = Way {
     coprocessor: &["-d", "rxe0", "--bind", "10.9.0.1"],
     controller: &["-d", "rxe1", "--peer", "10.9.0.1", "--bind", "10.9.0.2", "--timeout-ms", "20000"],
 };
-
-/// Sets what the wire does to packets, and takes it away at the end.
-struct Netem;
-
-impl Netem {
-    fn set(what: &[&str]) -> Self {
-        for interface in ["v0", "v1"] {
-            let arguments = [&["qdisc", "replace", "dev", interface, "root", "netem"], what].concat();
-            assert!(Command::new("tc").args(arguments).status().unwrap().success());
-        }
-        Self
-    }
-
-    fn dropped() -> u64 {
-        ["v0", "v1"]
-            .iter()
-            .map(|interface| {
-                let output = Command::new("tc").args(["-s", "qdisc", "show", "dev", interface]).output().unwrap();
-                let text = String::from_utf8(output.stdout).unwrap();
-                let dropped = text.split("(dropped ").nth(1).unwrap();
-                dropped.split(',').next().unwrap().trim().parse::<u64>().unwrap()
-            })
-            .sum()
-    }
-}
-
-impl Drop for Netem {
-    fn drop(&mut self) {
-        for interface in ["v0", "v1"] {
-            let _ = Command::new("tc").args(["qdisc", "del", "dev", interface, "root"]).status();
-        }
-    }
-}
 
 #[test]
 fn rounds_cross_the_wire() {
@@ -68,9 +37,9 @@ fn rounds_cross_the_wire() {
 #[test]
 fn a_lossy_wire_loses_no_round() {
     let Some(_) = device_or_skip("a_lossy_wire_loses_no_round") else { return };
-    let _netem = Netem::set(&["loss", "1%"]);
+    let netem = Netem::set(netem::WIRE, &["loss", "1%"]);
     let report = WIRE.rounds(5000, 16, &[]);
-    let dropped = Netem::dropped();
+    let dropped = netem.dropped();
     println!("figure: {dropped} packets were dropped: {report}");
     assert!(dropped > 20, "the wire dropped {dropped} packets only");
 }
@@ -97,13 +66,13 @@ const CATALYST: Sides = Sides {
 fn catalyst_on_a_lossy_wire() {
     let Some(_) = device_or_skip("catalyst_on_a_lossy_wire") else { return };
     println!("{}", CATALYST.way.rounds(2000, 8, &["--depth", "16"]));
-    let _netem = Netem::set(&["loss", "1%"]);
+    let netem = Netem::set(netem::WIRE, &["loss", "1%"]);
     println!("{}", CATALYST.way.rounds(3000, 8, &[]));
     CATALYST.independent_controller(3000, "echo", "0");
     CATALYST.independent_controller(3000, "invert", "0x1234");
     CATALYST.independent_coprocessor(3000, 18_560, "echo", "0x1234");
     CATALYST.independent_coprocessor(3000, 18_561, "invert", "0");
-    let dropped = Netem::dropped();
+    let dropped = netem.dropped();
     println!("{dropped} packets were dropped");
     assert!(dropped > 20, "the wire dropped {dropped} packets only");
 }

@@ -121,6 +121,7 @@ impl SharedMemory {
             });
         }
         super::check_region_size(bytes)?;
+        super::memory_limit::check(bytes)?;
         let failed = |call, error: rustix::io::Errno| {
             TransportError::system(call, format!("{bytes} bytes of shared memory"), error).with_remedy(
                 "the memory limit of this system or container may be reached: use a smaller depth or capacity",
@@ -153,7 +154,7 @@ impl SharedMemory {
         let mut control = SendAncillaryBuffer::new(&mut space);
         control.push(SendAncillaryMessage::ScmRights(&files));
         rustix::net::sendmsg(stream, &[IoSlice::new(b"R")], &mut control, SendFlags::NOSIGNAL)
-            .map_err(|error| TransportError::system("sendmsg", "the descriptor of the region", error))?;
+            .map_err(|error| meeting_broken("exchange_keys: handing over the shared memory", "sendmsg", error))?;
         Ok(())
     }
 
@@ -375,6 +376,17 @@ fn meet_as_coprocessor(listener: &UnixListener, endpoint: &Endpoint, deadline: I
     }
 }
 
+/// The error of a call at the meeting: most often the other process is gone.
+fn meeting_broken(stage: &'static str, call: &'static str, errno: rustix::io::Errno) -> TransportError {
+    match errno {
+        rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET => TransportError::PeerLost {
+            stage,
+            cause: format!("it left the meeting ({call}: {errno}): its process was killed, or closed the session"),
+        },
+        _ => TransportError::system(call, "the descriptor of the region", errno),
+    }
+}
+
 fn receive_descriptor(stream: &UnixStream, deadline: Instant) -> Result<OwnedFd> {
     const STAGE: &str = "exchange_keys: waiting for the peer's shared memory";
     let began = Instant::now();
@@ -390,7 +402,7 @@ fn receive_descriptor(stream: &UnixStream, deadline: Instant) -> Result<OwnedFd>
             Ok(received) => break received,
             Err(rustix::io::Errno::INTR) => {}
             Err(rustix::io::Errno::AGAIN) => std::thread::sleep(Duration::from_millis(1)),
-            Err(error) => return Err(TransportError::system("recvmsg", "the descriptor of the region", error)),
+            Err(error) => return Err(meeting_broken(STAGE, "recvmsg", error)),
         }
     };
     if received.bytes == 0 {

@@ -142,7 +142,10 @@ impl ControllerSession {
         if self.largest_request.is_none_or(|largest| payload.len() > largest) {
             return Err(too_much(payload.len(), self.largest_request));
         }
-        match rounds.check_window().and_then(|()| rounds.stage(payload, decoder_id)) {
+        if let Err(error) = rounds.check_window() {
+            return Err(self.no_room(error));
+        }
+        match rounds.stage(payload, decoder_id) {
             Err(error) if !error.is_recoverable() => Err(self.fail(error)),
             other => other,
         }
@@ -162,9 +165,11 @@ impl ControllerSession {
         let Some(item) = self.items.get(index as usize).copied().flatten() else {
             return Err(TransportError::invalid(format!("work item {index}"), "has not been committed"));
         };
-        match rounds.check_window().and_then(|()| rounds.kick(item, index)) {
-            Err(error) if !error.is_recoverable() => Err(self.fail(error)),
-            other => other,
+        match rounds.check_window() {
+            Ok(()) => {
+                rounds.kick(item, index).map_err(|error| if error.is_recoverable() { error } else { self.fail(error) })
+            }
+            Err(error) => Err(self.no_room(error)),
         }
     }
 
@@ -250,6 +255,23 @@ impl ControllerSession {
 
     fn failure(&self) -> Option<TransportError> {
         self.rounds.as_ref().and_then(|rounds| rounds.failure.clone())
+    }
+
+    /// Why there is no room for a round. When all that fill the ring were given up, nothing is left to collect, and so nobody
+    /// else would say that a write has failed or the peer is gone, and the ring stays full.
+    #[cold]
+    fn no_room(&mut self, error: TransportError) -> TransportError {
+        if !error.is_recoverable() {
+            return self.fail(error);
+        }
+        let Some(rounds) = self.rounds.as_mut().filter(|rounds| rounds.in_flight() == 0) else { return error };
+        if let Err(failed) = rounds.path.progress() {
+            return self.fail(failed);
+        }
+        match self.link.peer.obstacle("waiting for room in the ring") {
+            Some(end) if !end.is_recoverable() => self.fail(end),
+            _ => error,
+        }
     }
 
     /// Keeps the first error for every later call.

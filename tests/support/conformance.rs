@@ -767,7 +767,7 @@ macro_rules! conformance {
             the_coprocessor_collects_what_it_served, calls_out_of_order_change_nothing, different_channels_are_refused,
             the_peers_end_is_told, sequence_numbers_wrap, an_idle_stop_is_short,
             a_stop_waits_for_the_function_only_so_long, device_memory_is_refused_clearly, many_rounds,
-            a_window_of_given_up_rounds_opens_again, a_refused_reply_is_not_shown,
+            a_full_window_tells_the_peers_end, a_window_of_given_up_rounds_opens_again, a_refused_reply_is_not_shown,
             a_payload_staged_before_stop_is_not_sent_after_it, impossible_channels_are_refused,
             a_refused_start_leaves_no_worker, a_launcher_may_panic,
             a_worker_that_is_started_again_is_not_stopped, the_text_of_an_error_may_panic,

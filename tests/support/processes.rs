@@ -52,6 +52,11 @@ impl Process {
         Self::launch(name, Command::new(program(name)).args(arguments))
     }
 
+    /// The same by way of another program that ends in executing it, such as setpriv, prlimit or unshare.
+    pub(crate) fn under(way: &[&str], name: &str, arguments: &[&str]) -> Self {
+        Self::launch(name, Command::new(way[0]).args(&way[1..]).arg(program(name)).args(arguments))
+    }
+
     /// The independent peer in Python, on Debian's own interpreter, which has the bindings.
     pub(crate) fn catalyst_peer(arguments: &[&str]) -> Self {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/peers/catalyst_peer.py");
@@ -108,7 +113,7 @@ impl Process {
         Self::traced("coprocessor", trace, &[&["-p", "0"], arguments].concat()).listening()
     }
 
-    fn listening(self) -> (Self, String) {
+    pub(crate) fn listening(self) -> (Self, String) {
         let mut process = self;
         let mut line = String::new();
         BufReader::with_capacity(1, process.child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();

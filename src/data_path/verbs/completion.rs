@@ -88,7 +88,11 @@ pub(crate) fn meaning(status: u32, probed: bool) -> (&'static str, &'static str)
     match status {
         0 => ("IBV_WC_SUCCESS", "no error"),
         1 => ("IBV_WC_LOC_LEN_ERR", "the write is longer than the port's largest message"),
-        2 => ("IBV_WC_LOC_QP_OP_ERR", "the local queue pair could not carry out the request: a fault of this library"),
+        2 => (
+            "IBV_WC_LOC_QP_OP_ERR",
+            "the local queue pair could not carry out the request: on software RDMA its interface is down or has no route to \
+             the peer; elsewhere a fault of this library",
+        ),
         3 => ("IBV_WC_LOC_EEC_OP_ERR", "an end-to-end context failed, which this library does not use"),
         4 => {
             ("IBV_WC_LOC_PROT_ERR", "the bytes to send are not inside of a registered region: a fault of this library")

@@ -47,11 +47,16 @@ impl Context {
             problem: format!("there is no RDMA device named {name}"),
             remedy: list.names(),
         })?;
-        // SAFETY: the pointer is in the list, which lives until the end of this function.
-        let raw = unsafe { (verbs.open_device)(device.1) };
-        if raw.is_null() {
-            let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
-            return Err(TransportError::Verbs(Box::new(VerbsFailure {
+        let opened = match forbidden(name) {
+            Some(errno) => Err(errno),
+            None => {
+                // SAFETY: the pointer is in the list, which lives until the end of this function.
+                let raw = unsafe { (verbs.open_device)(device.1) };
+                if raw.is_null() { Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)) } else { Ok(raw) }
+            }
+        };
+        let raw = opened.map_err(|errno| {
+            TransportError::Verbs(Box::new(VerbsFailure {
                 verb: "ibv_open_device",
                 errno: Errno(errno),
                 device: name.to_owned(),
@@ -60,8 +65,8 @@ impl Context {
                 peer: String::new(),
                 detail: String::new(),
                 remedy: open_remedy(errno),
-            })));
-        }
+            }))
+        })?;
         Ok(Arc::new(Self { verbs, raw, name: name.to_owned(), place: std::sync::OnceLock::new() }))
     }
 
@@ -393,6 +398,21 @@ fn describe(devices: &[DeviceInfo]) -> String {
     text
 }
 
+/// The error number with which the device's node would refuse to be opened. libibverbs keeps trying for five seconds when it
+/// may not open a node, which is as long as a handshake lasts.
+fn forbidden(name: &str) -> Option<i32> {
+    let nodes = std::fs::read_dir("/sys/class/infiniband_verbs").ok()?;
+    let node = nodes
+        .flatten()
+        .find(|node| std::fs::read_to_string(node.path().join("ibdev")).is_ok_and(|device| device.trim() == name))?;
+    let path = std::path::Path::new("/dev/infiniband").join(node.file_name());
+    let access = rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK;
+    match rustix::fs::accessat(rustix::fs::CWD, path, access, rustix::fs::AtFlags::EACCESS) {
+        Err(errno @ (rustix::io::Errno::ACCESS | rustix::io::Errno::PERM)) => Some(errno.raw_os_error()),
+        _ => None,
+    }
+}
+
 fn open_remedy(errno: i32) -> String {
     let text = match errno {
         libc::EACCES | libc::EPERM => {
@@ -407,16 +427,24 @@ fn open_remedy(errno: i32) -> String {
     text.to_owned()
 }
 
+const RAISE_MEMLOCK: &str = "raise it with ulimit -l, LimitMEMLOCK= in a systemd unit, or --ulimit memlock=-1 in a container, \
+                             or use a smaller depth or capacity";
+
+fn memlock() -> rustix::process::Rlimit {
+    rustix::process::getrlimit(rustix::process::Resource::Memlock)
+}
+
 /// What to do about an error number of a verb.
 fn remedy(verb: &str, errno: i32) -> String {
     let text = match (verb, errno) {
+        // Without any limit to spend, the kernel says that pinning is not permitted.
+        (_, libc::EPERM) if memlock().current == Some(0) => return format!("the memlock limit is 0: {RAISE_MEMLOCK}"),
         // Those that pin memory, their own or their queues'.
         ("ibv_reg_mr" | "ibv_reg_dmabuf_mr" | "ibv_create_cq" | "ibv_create_qp" | "ibv_alloc_pd", libc::ENOMEM) => {
-            let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock);
+            let limit = memlock();
             let show = |value: Option<u64>| value.map_or("unlimited".into(), |bytes| format!("{bytes} bytes"));
             return format!(
-                "memory could not be pinned; the memlock limit is {} (hard limit {}): raise it with ulimit -l, LimitMEMLOCK= \
-                 in a systemd unit, or --ulimit memlock=-1 in a container, or use a smaller depth or capacity",
+                "memory could not be pinned; the memlock limit is {} (hard limit {}): {RAISE_MEMLOCK}",
                 show(limit.current),
                 show(limit.maximum)
             );
@@ -441,7 +469,8 @@ fn remedy(verb: &str, errno: i32) -> String {
         }
         (_, libc::EMFILE | libc::ENFILE) => "raise the limit on open files (ulimit -n)",
         (_, libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH) => {
-            "the peer's address could not be resolved on this network: check the GID index on both sides and the route"
+            "no way leads from this GID to the peer's: give both interfaces an address of one network, or choose another \
+             GID index"
         }
         (_, libc::EBUSY) => "something still uses it",
         _ => "the kernel's log (dmesg) may say why",

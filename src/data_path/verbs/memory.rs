@@ -60,6 +60,7 @@ unsafe impl Send for Region {}
 impl Region {
     /// Maps `bytes` of zeroed memory of its own and registers them. `remote_write` opens them to the peer.
     pub(crate) fn allocate(domain: &Arc<ProtectionDomain>, bytes: usize, remote_write: bool) -> Result<Self> {
+        crate::data_path::memory_limit::check(bytes)?;
         let mapping = MmapOptions::new().len(bytes).populate().map_anon().map_err(|error| {
             TransportError::system("mmap", format!("{bytes} bytes for a region"), error).with_remedy("free some memory")
         })?;

@@ -39,6 +39,37 @@ impl Drop for Opens {
     }
 }
 
+/// With a window full of given-up rounds there is nothing to collect; the peer's end is told all the same.
+pub(crate) fn a_full_window_tells_the_peers_end(setup: Setup) {
+    for kicking in [false, true] {
+        let setup = setup.clone().channel(2, 8, 8).both(|config| config.reply_timeout(Duration::from_millis(20)));
+        let (mut controller, mut coprocessor) = open(&setup, echo);
+        controller.start().unwrap();
+        for _ in 0..2 {
+            let error = ask(&mut controller, b"too late", 0).unwrap_err();
+            assert!(matches!(error, TransportError::Timeout { .. }), "{error}");
+        }
+        let full = TransportError::WindowFull { in_flight: 2, depth: 2 };
+        assert_eq!(controller.write_data_slot(b"too soon", 0), Err(full.clone()));
+        coprocessor.close().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let told = loop {
+            let error = match kicking {
+                true => controller.kick(0).unwrap_err(),
+                false => controller.write_data_slot(b"anybody?", 0).unwrap_err(),
+            };
+            if error != full {
+                break error;
+            }
+            assert!(Instant::now() < deadline, "the peer's end is not told");
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        assert!(matches!(told, TransportError::PeerClosed { .. }), "{told}");
+        // And it is kept.
+        assert_eq!(controller.collect(&mut []), Err(told));
+    }
+}
+
 /// Rounds that were given up take up the window until their replies have come, and no longer: also when nobody collects.
 pub(crate) fn a_window_of_given_up_rounds_opens_again(setup: Setup) {
     for depth in [1, 4] {
