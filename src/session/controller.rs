@@ -257,19 +257,22 @@ impl ControllerSession {
         self.rounds.as_ref().and_then(|rounds| rounds.failure.clone())
     }
 
-    /// Why there is no room for a round. When all that fill the ring were given up, nothing is left to collect, and so nobody
-    /// else would say that a write has failed or the peer is gone, and the ring stays full.
+    /// Why there is no room for a round. Whoever only tries again is also to hear that a write has failed or the peer is gone:
+    /// the ring would stay full for ever. A reply that has come is to be collected first.
     #[cold]
     fn no_room(&mut self, error: TransportError) -> TransportError {
         if !error.is_recoverable() {
             return self.fail(error);
         }
-        let Some(rounds) = self.rounds.as_mut().filter(|rounds| rounds.in_flight() == 0) else { return error };
+        let Some(rounds) = &mut self.rounds else { return error };
         if let Err(failed) = rounds.path.progress() {
             return self.fail(failed);
         }
-        match self.link.peer.obstacle("waiting for room in the ring") {
-            Some(end) if !end.is_recoverable() => self.fail(end),
+        match self.obstacle() {
+            Some(end) if !end.is_recoverable() => {
+                let rounds = self.rounds.as_ref().expect("seen above");
+                if rounds.in_flight() > 0 && rounds.reader.arrived() { error } else { self.fail(end) }
+            }
             _ => error,
         }
     }

@@ -41,13 +41,18 @@ impl Drop for Opens {
 
 /// With a window full of given-up rounds there is nothing to collect; the peer's end is told all the same.
 pub(crate) fn a_full_window_tells_the_peers_end(setup: Setup) {
-    for kicking in [false, true] {
+    // With all rounds given up, and with one that could still be collected.
+    for (kicking, given_up) in [(false, 2), (true, 2), (false, 1), (true, 1)] {
         let setup = setup.clone().channel(2, 8, 8).both(|config| config.reply_timeout(Duration::from_millis(20)));
         let (mut controller, mut coprocessor) = open(&setup, echo);
         controller.start().unwrap();
-        for _ in 0..2 {
+        for _ in 0..given_up {
             let error = ask(&mut controller, b"too late", 0).unwrap_err();
             assert!(matches!(error, TransportError::Timeout { .. }), "{error}");
+        }
+        for _ in given_up..2 {
+            controller.write_data_slot(b"no reply", 0).unwrap();
+            controller.kick(0).unwrap();
         }
         let full = TransportError::WindowFull { in_flight: 2, depth: 2 };
         assert_eq!(controller.write_data_slot(b"too soon", 0), Err(full.clone()));
