@@ -31,7 +31,8 @@ fn device_named_as_usual() -> Undo {
 /// Address and link as the lab makes them, and the GID table that belongs to them.
 fn network_as_usual() -> Undo {
     Undo(
-        "ip link set d0 up; ip addr flush dev d0 scope global; ip addr add 10.9.0.1/24 dev d0; \
+        // Down and up: only so does the interface get its link-local address and the route of that back.
+        "ip addr flush dev d0 scope global; ip link set d0 down; ip link set d0 up; ip addr add 10.9.0.1/24 dev d0; \
          for i in {1..50}; do grep -q ffff:0a09:0001 /sys/class/infiniband/rxe0/ports/1/gids/1 2>/dev/null && \
          grep -q ACTIVE /sys/class/infiniband/rxe0/ports/1/state && break; sleep 0.1; done",
     )
@@ -192,8 +193,8 @@ fn addresses_and_their_gids_may_move_between_sessions() {
     let (served, port) = coprocessor(&[], &[]);
     let words = [
         "ibv_modify_qp on rxe0 port 1 GID 0=fe80::",
-        "Network is unreachable (os error 101) while moving a queue pair to RTR (no way leads from this GID to the peer's: \
-         give both interfaces an address of one network, or choose another GID index)",
+        "Network is unreachable (os error 101) while moving a queue pair to RTR: no way leads from this GID to the peer's: \
+         give both interfaces an address of one network, or choose another GID index",
     ];
     says(&controller(&[], &port, &["-d", "rxe0"]), &words[1..]);
     says(&served.end_within(Duration::from_secs(10)), &words);
