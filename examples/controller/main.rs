@@ -47,6 +47,9 @@ struct Options {
     /// Rounds before those that count
     #[arg(long, default_value_t = 1_000, value_name = "ROUNDS")]
     warmup: u64,
+    /// Time whole rounds, from write_data_slot to collect: so many are one sample, and only a sample's last reply is verified
+    #[arg(long, value_name = "ROUNDS", conflicts_with_all = ["depth", "interval_us", "csv"])]
+    block: Option<u64>,
     /// What the coprocessor answers with
     #[arg(long, value_enum, default_value_t = Function::Echo)]
     function: Function,
@@ -130,7 +133,7 @@ fn run(options: &Options) -> Result<bool> {
     let bar = progress_bar(options.rounds);
     let mut latency = Latency::new();
     let began = Instant::now();
-    let corrupt = rounds.run(&mut session, options.rounds, |round, nanoseconds| {
+    let mut sample = |round: u64, nanoseconds: u64| -> Result<()> {
         latency.record(nanoseconds);
         if let Some(csv) = &mut csv {
             writeln!(csv, "{round},{nanoseconds}")?;
@@ -139,7 +142,11 @@ fn run(options: &Options) -> Result<bool> {
             bar.set_position(round);
         }
         Ok(())
-    })?;
+    };
+    let (corrupt, verified) = match options.block {
+        None => (rounds.run(&mut session, options.rounds, &mut sample)?, options.rounds),
+        Some(block) => rounds.run_blocks(&mut session, options.rounds, block.max(1), &mut sample)?,
+    };
     let elapsed = began.elapsed().as_secs_f64();
     bar.finish_and_clear();
     session.stop()?;
@@ -154,7 +161,7 @@ fn run(options: &Options) -> Result<bool> {
         payload_bytes: request_bytes,
         rounds: options.rounds,
         depth: options.depth,
-        verified: options.rounds - corrupt,
+        verified: verified - corrupt,
         corrupt,
         elapsed_s: elapsed,
         rounds_per_s: (options.rounds as f64 / elapsed).round(),
@@ -215,6 +222,34 @@ impl Rounds<'_> {
             collected += 1;
         }
         Ok(corrupt)
+    }
+
+    /// Runs `count` rounds one at a time, with nothing between them but a pair of stamps for each `block`. Returns how many
+    /// replies were wrong, and how many were verified.
+    fn run_blocks(
+        &mut self,
+        session: &mut ControllerSession,
+        count: u64,
+        block: u64,
+        mut sample: impl FnMut(u64, u64) -> Result<()>,
+    ) -> Result<(u64, u64)> {
+        let (mut corrupt, blocks) = (0, count / block);
+        for number in 0..blocks {
+            fill(&mut self.payload, number);
+            let mut length = 0;
+            let began = Instant::now();
+            for _ in 0..block {
+                session.write_data_slot(&self.payload, 0)?;
+                session.kick(0)?;
+                length = session.collect(&mut [&mut self.reply])?;
+            }
+            let took = began.elapsed().as_nanos() as u64 / block;
+            if !self.is_right(number, length) {
+                corrupt += 1;
+            }
+            sample(number * block, took)?;
+        }
+        Ok((corrupt, blocks))
     }
 
     fn is_right(&mut self, round: u64, length: usize) -> bool {
