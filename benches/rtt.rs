@@ -49,8 +49,9 @@ fn main() {
         let patience = Duration::from_secs(10);
         SessionConfig::new().data_path(DataPathKind::Verbs).device(device).reply_timeout(patience)
     });
+    // What the command line says counts more, as --measurement-time on an emulated device.
     let mut criterion =
-        Criterion::default().configure_from_args().sample_size(20).measurement_time(Duration::from_secs(1));
+        Criterion::default().sample_size(20).measurement_time(Duration::from_secs(1)).configure_from_args();
     through_criterion(&mut criterion, "shm", &shm);
     if let Some(verbs) = &verbs {
         through_criterion(&mut criterion, "verbs", verbs);
@@ -61,8 +62,8 @@ fn main() {
         return;
     }
 
-    let (floors, shm) = interleaved(&shm, 40, 2000);
-    let verbs = verbs.map_or_else(Vec::new, |config| interleaved(&config, 7, 200).1);
+    let (floors, shm) = interleaved(&shm, 40, 1000);
+    let verbs = verbs.map_or_else(Vec::new, |config| interleaved(&config, 3, 100).1);
     let table = Table { floor_ns: median(floors.clone()), floor_min_ns: least(&floors), shm, verbs };
     print(&table);
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/target/rtt.json");
@@ -87,31 +88,47 @@ fn through_criterion(criterion: &mut Criterion, name: &str, config: &SessionConf
     group.finish();
 }
 
-/// Short measurements of the floor and of every size in turn. Gives the floors and a row for each size.
-fn interleaved(config: &SessionConfig, turns: usize, rounds: u32) -> (Vec<f64>, Vec<Row>) {
-    let mut floor = Floor::new(0, COPROCESSOR_CPU);
+/// Short measurements of the floor and of every size, each in `draws` of fresh memory. Gives the floors and a row for each size.
+///
+/// How long a cache line takes from one processor to another depends on its physical address, by a tenth or more either way: with
+/// one piece of memory for each side, the ratio would tell of luck.
+fn interleaved(config: &SessionConfig, draws: usize, rounds: u32) -> (Vec<f64>, Vec<Row>) {
     let mut floors = Vec::new();
     let mut rows = Vec::new();
+    // Kept until the end, so that the next draw gets other pages.
+    let mut kept = Vec::new();
     for size in SIZES {
         let rounds = (rounds / (1 + size as u32 / 4096)).max(20);
-        let mut copying = Floor::new(size, COPROCESSOR_CPU);
-        let mut pair = Pair::new(config, size, 1);
         let (mut bare, mut copied, mut times) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..turns {
-            bare.push(floor.measure(rounds));
-            copied.push(copying.measure(rounds));
-            times.push(pair.measure(rounds));
+        for draw in 0..draws {
+            let mut floor = Floor::new(0, COPROCESSOR_CPU);
+            let mut copying = Floor::new(size, COPROCESSOR_CPU);
+            let mut pair = Pair::new(config, size, 1);
+            let (mut below, mut below_copying, mut ours) = (Vec::new(), Vec::new(), Vec::new());
+            for turn in 0..6 {
+                let took = (floor.measure(rounds), copying.measure(rounds), pair.measure(rounds));
+                // The first warms up.
+                if turn > 0 {
+                    below.push(took.0);
+                    below_copying.push(took.1);
+                    ours.push(took.2);
+                }
+            }
+            bare.push(median(below));
+            copied.push(median(below_copying));
+            times.push(median(ours));
+            kept.push(vec![1_u8; 4096 * (1 + draw * 7 % 13)]);
         }
-        // Each measurement is divided by its neighbour: what the host does meanwhile hits both.
-        let ratio = |below: &[f64]| median(times.iter().zip(below).map(|(time, floor)| time / floor).collect());
+        let typical = median(times.clone());
+        let copying = median(copied);
         rows.push(Row {
             payload_bytes: size,
-            p50_ns: median(times.clone()),
+            p50_ns: typical,
             min_ns: least(&times),
             spread: spread(&times),
-            ratio_to_floor: ratio(&bare),
-            copying_floor_ns: median(copied.clone()),
-            ratio_to_copying_floor: ratio(&copied),
+            ratio_to_floor: typical / median(bare.clone()),
+            copying_floor_ns: copying,
+            ratio_to_copying_floor: typical / copying,
         });
         floors.extend(bare);
     }
@@ -123,7 +140,9 @@ fn print(table: &Table) {
         "\nfloor: cache-line ping-pong between two pinned threads, median {:.0} ns, least {:.0} ns",
         table.floor_ns, table.floor_min_ns
     );
-    println!("ratios are medians over neighbouring measurements; spread is the quartiles' distance over the median\n");
+    println!(
+        "medians over 40 pieces of memory (verbs: 3); ratios are of medians; spread is the quartiles' distance over the median\n"
+    );
     for (name, rows) in [("shm", &table.shm), ("verbs", &table.verbs)] {
         if rows.is_empty() {
             continue;

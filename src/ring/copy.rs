@@ -17,15 +17,19 @@ const STRING_COPY_FROM: usize = 256;
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     if len >= STRING_COPY_FROM {
-        // SAFETY: the caller vouches for both ranges; the direction flag is clear by the calling convention.
+        let words = len / 8 * 8;
+        // SAFETY: the caller vouches for both ranges, of which this copies the first `words` bytes and `copy_words` the rest;
+        // the direction flag is clear by the calling convention.
         unsafe {
+            // Of words, not of bytes: as fast on a processor, and eight times as fast where one is emulated.
             std::arch::asm!(
-                "rep movsb",
-                inout("rcx") len => _,
+                "rep movsq",
+                inout("rcx") words / 8 => _,
                 inout("rsi") from => _,
                 inout("rdi") to => _,
                 options(nostack, preserves_flags)
             );
+            copy_words(from.add(words), to.add(words), len - words);
         }
         return;
     }
