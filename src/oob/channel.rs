@@ -76,6 +76,9 @@ pub(crate) struct Channel {
     unsent: Vec<u8>,
     received: u64,
     last: Option<Kind>,
+    /// The goodbye or the refusal that the peer ended with. Kept, because who meets it first may not be who has to know: a
+    /// message to the peer that fails finds it too.
+    farewell: Option<Message>,
     last_heard: Instant,
     bound: Duration,
 }
@@ -115,6 +118,7 @@ impl Channel {
             unsent: Vec::new(),
             received: 0,
             last: None,
+            farewell: None,
             last_heard: Instant::now(),
             bound: liveness.bound,
         })
@@ -335,21 +339,33 @@ impl Channel {
 
     /// The next message in our buffer that is not a heartbeat.
     fn buffered(&mut self, stage: &'static str) -> Result<Option<Message>> {
+        self.check_farewell(stage)?;
         while let Some((session, message)) = self.decoder.next().map_err(|p| self.protocol(p.to_string(), stage))? {
             self.received += 1;
             self.last = Some(message.kind());
             self.admit(session, &message, stage)?;
             match message {
                 Message::Heartbeat => {}
-                Message::Error(reason) if reason.is_empty() => {
-                    return Err(TransportError::PeerRefused { stage, reason: "no reason given".into() });
+                Message::Error(_) | Message::Goodbye => {
+                    self.farewell = Some(message);
+                    self.check_farewell(stage)?;
                 }
-                Message::Error(reason) => return Err(TransportError::PeerRefused { stage, reason }),
-                Message::Goodbye => return Err(TransportError::PeerClosed { stage }),
                 message => return Ok(Some(message)),
             }
         }
         Ok(None)
+    }
+
+    /// The error for a peer that has ended the session with a word.
+    fn check_farewell(&self, stage: &'static str) -> Result<()> {
+        match &self.farewell {
+            Some(Message::Error(reason)) if reason.is_empty() => {
+                Err(TransportError::PeerRefused { stage, reason: "no reason given".into() })
+            }
+            Some(Message::Error(reason)) => Err(TransportError::PeerRefused { stage, reason: reason.clone() }),
+            Some(_) => Err(TransportError::PeerClosed { stage }),
+            None => Ok(()),
+        }
     }
 
     /// Checks a header's session number, and learns the peer's from its hello.

@@ -128,6 +128,8 @@ fn last_words_outlive_a_reset() {
                 outcome = channel.receive(far(), STAGE).map(drop);
             }
             assert_eq!(outcome, Err(TransportError::PeerClosed { stage: STAGE }), "sending: {sending}");
+            // Whoever asks later hears the same.
+            assert_eq!(channel.try_receive(STAGE), Err(TransportError::PeerClosed { stage: STAGE }));
         }
     });
 }
