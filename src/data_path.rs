@@ -6,7 +6,7 @@
 //!
 //! An enumeration rather than a trait object: there are two ways, and the calls in the round are inlined.
 
-mod memory_limit;
+pub(crate) mod memory_limit;
 pub(crate) mod shared_memory;
 #[cfg(feature = "rdma")]
 pub(crate) mod verbs;

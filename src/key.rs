@@ -60,6 +60,11 @@ impl PreSharedKey {
         if !found.is_file() {
             return Err(TransportError::invalid(what, "is not a regular file"));
         }
+        let owner = found.uid();
+        if owner != 0 && owner != rustix::process::geteuid().as_raw() {
+            let problem = format!("belongs to user {owner}, who may change it: it has to be this user's or root's");
+            return Err(TransportError::invalid(what, problem));
+        }
         let mode = found.mode() & 0o777;
         if mode & 0o026 != 0 {
             let problem = format!("may be read or written by other users (mode {mode:03o}): chmod 600 it");

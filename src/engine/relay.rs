@@ -80,6 +80,7 @@ impl Relay {
         let first = writer.sequence();
         let ring = |capacity| {
             let geometry = Geometry::new(desc.depth, capacity);
+            crate::data_path::memory_limit::check(geometry.ring_bytes())?;
             let memory = SharedBytes::anonymous(geometry.ring_bytes())
                 .map_err(|error| TransportError::system("mmap", "a ring between two threads", error))?;
             let reader = FrameReader::new(memory.clone(), geometry, check, first);
@@ -194,9 +195,11 @@ impl Relay {
                 }
                 std::hint::spin_loop();
             }
-            // Release: whatever was there before this burst has been carried on. One writer: a load and a store are enough.
-            let ended = self.told.bursts.load(Ordering::Relaxed) + 1;
-            self.told.bursts.store(ended, Ordering::Release);
+            if !moved {
+                // Release: whatever was there before this burst has been carried on. One writer: a load and a store are enough.
+                let ended = self.told.bursts.load(Ordering::Relaxed) + 1;
+                self.told.bursts.store(ended, Ordering::Release);
+            }
             if self.shared.stopping() {
                 return self.finish();
             }

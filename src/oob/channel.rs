@@ -225,6 +225,9 @@ impl Channel {
             let bytes = self.encode(&Message::Error(reason.to_owned()));
             if let Err(error) = self.stream.write(&bytes) {
                 tracing::debug!(peer = %self.peer, %error, "the refusal could not be sent");
+                if let Some(seal) = self.decoder.seal() {
+                    seal.take_back();
+                }
             }
         }
     }

@@ -458,7 +458,7 @@ impl TransportSession for ControllerSession {
     }
 
     fn start(&mut self) -> Result<()> {
-        self.link.state.require("start", State::Established)?;
+        self.link.state.require("start", State::Established).map_err(|error| self.failure().unwrap_or(error))?;
         real_time::check(&self.link.config)?;
         if let Some(relay) = self.relay.take() {
             self.start_engine(relay)?;
@@ -495,6 +495,13 @@ impl TransportSession for ControllerSession {
             rounds.writer.clear();
             if let Err(error) = rounds.path.flush(Instant::now() + Duration::from_millis(5)) {
                 tracing::debug!(%error, "stopping");
+                // What had been kicked is lost, so another start could not go on. A peer that has ended says so itself.
+                if !error.is_recoverable()
+                    && self.link.peer.obstacle("stop").is_none_or(|obstacle| obstacle.is_recoverable())
+                {
+                    self.fail(error);
+                    return Ok(());
+                }
             }
             self.link.state = State::Established;
             self.link.tell(&Message::Stopped);
@@ -510,7 +517,8 @@ impl TransportSession for ControllerSession {
 impl Drop for ControllerSession {
     fn drop(&mut self) {
         if self.link.is_in_a_child() {
-            std::mem::forget(self.rounds.take());
+            // Whatever holds the way to the peer: the data path itself, or the thread's half of it.
+            std::mem::forget((self.rounds.take(), self.relay.take(), self.engine.take()));
             return self.link.abandon();
         }
         self.close();
