@@ -4,6 +4,9 @@
 //! failure (CATALYST_TRANSPORT_REQUIRE_DEVICE); elsewhere its tests are skipped with the reason.
 #![cfg(feature = "rdma")]
 
+#[cfg(feature = "capi")]
+#[path = "support/c_programs.rs"]
+mod c_programs;
 #[path = "support/catalyst.rs"]
 mod catalyst;
 #[path = "support/catalyst_sessions.rs"]
@@ -278,4 +281,43 @@ fn catalyst_independent_peer_killed() {
     let Some(_) = device_or_skip("catalyst_independent_peer_killed") else { return };
     CATALYST.independent_controller_killed(Duration::from_secs(5));
     CATALYST.independent_coprocessor_killed(18_570, Duration::from_secs(5));
+}
+
+/// The independent peer is killed in the middle of the rounds of a C program, whose next call fails soon; then `destroy`
+/// returns.
+#[cfg(feature = "capi")]
+fn killed_under_the_c_interface(role: &str, port: &str, peer: &[&str]) {
+    const BOUND: Duration = Duration::from_secs(10);
+    let folder = c_programs::folder("killed");
+    let program = c_programs::Program::compile("cc", "-std=gnu11", "killed.c", folder.path(), false);
+    let mut peer =
+        Process::catalyst_peer(&[peer, &["--port", port, "--rounds", "1000000000", "--timeout", "60"]].concat());
+    if role == "controller" {
+        catalyst::listened_to(port.parse().unwrap(), &mut peer);
+    }
+    let mut program = Process::launch(role, program.command().args([role, port]));
+    program.has_said("rounds go on");
+    assert!(peer.is_running());
+    peer.kill();
+    let ended = program.end_within(BOUND);
+    assert!(ended.status.success(), "{} {}", ended.stdout, ended.stderr);
+    println!("{role}: {:?} after the kill: {}{}", ended.took, ended.stdout, ended.stderr);
+    // "CALL STATUS after ...": an error of the session, and not its timeout, which is longer than the bound.
+    assert_eq!(ended.stdout.split(' ').nth(1), Some("-1"), "{} {}", ended.stdout, ended.stderr);
+    assert!(ended.stdout.contains("destroyed in"), "{}", ended.stdout);
+    assert!(ended.stderr.contains("peer lost"), "{}", ended.stderr);
+}
+
+#[cfg(feature = "capi")]
+#[test]
+fn catalyst_independent_coprocessor_killed_under_the_c_interface() {
+    let Some(_) = device_or_skip("catalyst_independent_coprocessor_killed_under_the_c_interface") else { return };
+    killed_under_the_c_interface("controller", "18571", &["coprocessor", "--dev", "rxe0"]);
+}
+
+#[cfg(feature = "capi")]
+#[test]
+fn catalyst_independent_controller_killed_under_the_c_interface() {
+    let Some(_) = device_or_skip("catalyst_independent_controller_killed_under_the_c_interface") else { return };
+    killed_under_the_c_interface("coprocessor", "18572", &["controller", "--dev", "rxe0", "--peer", "10.9.0.1"]);
 }

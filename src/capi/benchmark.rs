@@ -37,6 +37,12 @@ impl Handle {
                 return Err(Failure::new("work item 0 has no sizes: call set_message_sizes(session, 0, ...) first"));
             };
             let session = core.session.controller("start_benchmark")?;
+            if session.in_flight() != 0 {
+                return Err(Failure::new(format!(
+                    "{} rounds are in flight, whose replies would be taken for the benchmark's: collect them first",
+                    session.in_flight()
+                )));
+            }
             let mut request = vec![0; bytes];
             let number = bytes.min(8);
             let every = (wanted.rounds / PROGRESS_LINES).max(1);

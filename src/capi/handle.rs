@@ -4,7 +4,7 @@
 //! A channel takes both sides, so here it is established at the end of `exchange_keys`, which runs on both at once;
 //! `establish_channel` then checks the name and lets the session go on.
 
-mod rounds;
+pub(super) mod rounds;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -462,6 +462,6 @@ impl Core {
 }
 
 /// The failure of a call whose session goes away meanwhile.
-fn destroyed() -> Failure {
+pub(super) fn destroyed() -> Failure {
     Failure::new("the session has been destroyed")
 }

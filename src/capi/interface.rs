@@ -8,6 +8,7 @@ use super::benchmark::Benchmark;
 use super::failure::{Failure, OK, guard, guard_status};
 use super::function::Answerer;
 use super::handle::Handle;
+use super::handle::rounds::wipe;
 use super::registry;
 
 /// Does something with a session; its failure says which one it was.
@@ -115,19 +116,16 @@ pub(super) fn start(session: u64) -> i32 {
 /// # Safety
 /// `reply` is NULL or points to `bytes` bytes that nobody else uses meanwhile.
 pub(super) unsafe fn collect(session: u64, reply: *mut u8, bytes: u64) -> i32 {
-    // More than memory can hold is the buffer's own contract broken; nothing is written then.
-    let bytes = usize::try_from(bytes).ok().filter(|bytes| isize::try_from(*bytes).is_ok());
-    let code = guard_status("collect", || {
-        on(session, |handle| match bytes {
-            _ if reply.is_null() => Err(Failure::new("the reply buffer is NULL")),
-            None => Err(Failure::new("no buffer has so many bytes")),
-            // SAFETY: the caller's promise.
-            Some(bytes) => unsafe { handle.collect(&[(reply, bytes)]) },
-        })
-    });
+    let mut bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    if reply.is_null() {
+        // Refused even when nothing would be written to it.
+        bytes = bytes.max(1);
+    }
+    // SAFETY: the caller's promise.
+    let code = guard_status("collect", || on(session, |handle| unsafe { handle.collect(&[(reply, bytes)]) }));
     if code != OK {
         // SAFETY: the caller's promise.
-        unsafe { Handle::wipe(registry::find(session).ok().as_deref(), reply, bytes.unwrap_or(0)) };
+        unsafe { wipe(reply, bytes) };
     }
     code
 }

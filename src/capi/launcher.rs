@@ -48,6 +48,22 @@ static SPARE: Mutex<VecDeque<&'static Rings>> = Mutex::new(VecDeque::new());
 /// Rings that rest before one is used again, in which time a late worker will have ended.
 const RESTING: usize = 4;
 
+/// Rings in use. At its end, a panic's too, the worker is told to end and the rings are spare.
+struct Lease(&'static Rings);
+
+impl Lease {
+    fn new() -> Self {
+        Self(Rings::take())
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.0.stop.store(1, Ordering::Release);
+        SPARE.lock().unwrap_or_else(PoisonError::into_inner).push_back(self.0);
+    }
+}
+
 impl Rings {
     fn take() -> &'static Self {
         let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -65,12 +81,6 @@ impl Rings {
             replies: std::array::from_fn(|_| RingSlot::default()),
             stop: AtomicI32::new(0),
         }))
-    }
-
-    /// Tells the worker to end.
-    fn give_back(&'static self) {
-        self.stop.store(1, Ordering::Release);
-        SPARE.lock().unwrap_or_else(PoisonError::into_inner).push_back(self);
     }
 }
 
@@ -115,7 +125,8 @@ impl Bridge {
             )
             .into());
         }
-        let shared = Rings::take();
+        let lease = Lease::new();
+        let shared = lease.0;
         let launch = Launch {
             ring: shared.requests.as_ptr().cast_mut().cast(),
             ring_slots: SLOTS,
@@ -128,20 +139,17 @@ impl Bridge {
         // SAFETY: the launcher is of this type, and what it gets outlives it.
         let code = unsafe { launcher(&launch, context.0) };
         if code != 0 {
-            shared.give_back();
             return Err(format!("the launcher returned {code}").into());
         }
-        let spawned = std::thread::Builder::new().name("catalyst-bridge".into()).spawn(move || feed(rings, shared));
-        if let Err(error) = spawned {
-            shared.give_back();
-            return Err(error.into());
-        }
+        std::thread::Builder::new().name("catalyst-bridge".into()).spawn(move || feed(rings, lease))?;
         Ok(())
     }
 }
 
-/// Carries requests to the worker and its replies back until the session stops.
-fn feed(mut rings: WorkerRings, shared: &'static Rings) {
+/// Carries requests to the worker and its replies back until the session stops. Parameters are dropped from the last to
+/// the first, also by a panic: when the engine sees the rings of the session gone, the worker has been told to end.
+fn feed(mut rings: WorkerRings, lease: Lease) {
+    let shared = lease.0;
     let spinner = Spinner::new(false);
     let mut looks = 0_u32;
     let (mut given, mut taken) = (0_u32, 0_u32);
@@ -184,7 +192,22 @@ fn feed(mut rings: WorkerRings, shared: &'static Rings) {
             spinner.rest(looks / BURST);
         }
     }
-    // The rings first: when the engine sees the worker gone, it has been told to end.
-    shared.give_back();
-    drop(rings);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_gives_the_rings_back() {
+        let lease = Lease::new();
+        let shared = lease.0;
+        let panicked = std::thread::spawn(move || {
+            let _lease = lease;
+            panic!("on purpose");
+        });
+        assert!(panicked.join().is_err());
+        assert_eq!(shared.stop.load(Ordering::Acquire), 1);
+        assert!(SPARE.lock().unwrap().iter().any(|spare| std::ptr::eq(*spare, shared)));
+    }
 }

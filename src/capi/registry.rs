@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::failure::{ERROR, Failure, MEMORY, STUCK, TIMEOUT};
-use super::handle::Handle;
+use super::handle::{Handle, destroyed};
 use crate::oob::Role;
 
 /// The number of the first session. Numbers are no addresses (these are not canonical, so that following one fails at
@@ -147,7 +147,8 @@ fn tokens() -> MutexGuard<'static, Tokens> {
     TOKENS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Does `work` in a thread; the token is for [`wait`].
+/// Does `work` in a thread; the token is for [`wait`]. It is there before the thread is, and not at all once the session is
+/// being destroyed: whoever destroys it sets that first, and then forgets the tokens.
 pub(super) fn spawn(
     session: u64,
     handle: &Handle,
@@ -160,6 +161,16 @@ pub(super) fn spawn(
         done: Condvar::new(),
         thread: Mutex::new(None),
     });
+    let token = {
+        let mut tokens = tokens();
+        if handle.closing() {
+            return Err(destroyed());
+        }
+        tokens.made += 1;
+        let token = tokens.made;
+        tokens.running.insert(token, running.clone());
+        token
+    };
     let theirs = running.clone();
     let thread = std::thread::Builder::new()
         .name("catalyst-async".into())
@@ -169,14 +180,11 @@ pub(super) fn spawn(
             theirs.done.notify_all();
         })
         .map_err(|error| {
+            tokens().running.remove(&token);
             let code = if error.kind() == std::io::ErrorKind::OutOfMemory { MEMORY } else { ERROR };
             Failure { code, text: format!("no thread can be had for it: {error}; raise the limit (ulimit -u)") }
         })?;
     *running.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
-    let mut tokens = tokens();
-    tokens.made += 1;
-    let token = tokens.made;
-    tokens.running.insert(token, running);
     Ok(token)
 }
 
@@ -236,5 +244,41 @@ impl Running {
             let _ = thread.join();
         }
         *status
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capi::backend::Backend;
+
+    fn made(key: &str) -> u64 {
+        insert(Handle::new(Backend::Memcpy, Role::Controller, key, "").unwrap())
+    }
+
+    fn has_token(session: u64) -> bool {
+        tokens().running.values().any(|running| running.session == session)
+    }
+
+    #[test]
+    fn a_token_is_there_before_its_thread() {
+        let session = made("a_token_is_there_before_its_thread");
+        let handle = find(session).unwrap();
+        let token = spawn(session, &handle, move || i32::from(has_token(session))).unwrap();
+        assert_eq!(wait(token), Ok(1));
+        assert!(!has_token(session));
+        remove(session).unwrap().destroy().unwrap();
+    }
+
+    #[test]
+    fn a_destroyed_session_gets_no_token() {
+        let session = made("a_destroyed_session_gets_no_token");
+        // As a call that has found the session just before another thread destroys it.
+        let handle = find(session).unwrap();
+        remove(session).unwrap().destroy().unwrap();
+        forget(session, Duration::ZERO);
+        let refused = spawn(session, &handle, || panic!("nothing runs for a session that is gone")).unwrap_err();
+        assert!(refused.text.contains("destroyed"), "{}", refused.text);
+        assert!(!has_token(session));
     }
 }

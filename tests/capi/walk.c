@@ -446,11 +446,19 @@ static void threads(void) {
     CHECK(!pthread_create(&thread, NULL, waits, pair.ct));
     pause_ms(200);
     FAILS(F(stage_payload)(pair.ct, &request, 8, 0), CATALYST_TRANSPORT_STUCK, "another call");
+    /* The slot is that collect's: one that does not get the session leaves it, and zeroes its own buffer alone. */
+    uint64_t reply = 0x77, *slot = F(reply_slot)(pair.ct);
+    *slot = 0x66;
+    FAILS(F(collect)(pair.ct, &reply, 8), CATALYST_TRANSPORT_STUCK, "another call");
+    IS(reply, 0);
+    FAILS(F(collect)(pair.ct, slot, 8), CATALYST_TRANSPORT_STUCK, "another call");
+    IS(*slot, 0x66);
     double began = now();
     F(stop)(pair.ct);
     pthread_join(thread, &status);
     IS((long)status, ERROR * 2);
     SAID("another thread");
+    IS(*slot, 0);
     CHECK(now() - began < 30);
     /* A function that does not return: stop and destroy say so and come back. */
     F(stop)(pair.co);
@@ -552,6 +560,15 @@ static void benchmark(void) {
     said(__LINE__, 10, "10 of 10 rounds");
     FAILS(F(start_benchmark)(pair.ct, 1, 0, 0, NULL, 8, &rounds), ERROR, "NULL");
     FAILS(F(start_benchmark)(pair.co, 1, 0, 0, samples, 8, &rounds), ERROR, "controller's");
+    /* Not among the rounds of others, which stay theirs. */
+    uint64_t request = 41, reply = 0;
+    IS(F(stage_payload)(pair.ct, &request, 8, 0), OK);
+    IS(F(post)(pair.ct, 0), OK);
+    FAILS(F(start_benchmark)(pair.ct, 1, 0, 0, samples, 8, &rounds), ERROR, "in flight");
+    IS(rounds, 0);
+    IS(F(collect)(pair.ct, &reply, 8), OK);
+    IS(reply, 41);
+    IS(F(start_benchmark)(pair.ct, 1, 0, 0, samples, 8, &rounds), OK);
     end(pair);
     /* The round that fails ends it, with its status and the count of those before. */
     pair = running("timeout_ms=200", "walk_late");

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::processes::{Ended, Process, Way};
 
 /// Waits until somebody listens on a TCP port, without connecting: the independent peer takes the first client.
-fn listened_to(port: u16, peer: &mut Process) {
+pub(crate) fn listened_to(port: u16, peer: &mut Process) {
     let began = Instant::now();
     let local = format!(":{port:04X} 00000000:0000 0A");
     while !std::fs::read_to_string("/proc/net/tcp").unwrap().contains(&local) {

@@ -75,7 +75,7 @@ impl Process {
         Command::new("strace").args(["-qq", "-o", "/dev/null", "true"]).status().is_ok_and(|status| status.success())
     }
 
-    fn launch(name: &str, command: &mut Command) -> Self {
+    pub(crate) fn launch(name: &str, command: &mut Command) -> Self {
         let mut child = command
             .env_remove("RUST_LOG")
             .stdin(Stdio::null())

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Core, Handle};
-use crate::capi::failure::Failure;
+use super::{Core, Handle, destroyed};
+use crate::capi::failure::{Failure, caught};
 use crate::capi::slots;
 
 impl Handle {
@@ -61,15 +61,23 @@ impl Handle {
     }
 
     /// `collect`, into buffers of the caller's or the reply slot. What the reply leaves of them is zeroed, and on failure
-    /// all of them.
+    /// all of them that are no slots, by the caller, with [`wipe`]. The reply slot is zeroed here on failure, so that a late
+    /// reader does not take the last round's reply for this one's; unless another call holds the session: then the slot is
+    /// that call's.
     ///
     /// # Safety
     /// Each buffer is that long, and nobody else uses it meanwhile; the reply slot may be among them.
     pub(in crate::capi) unsafe fn collect(&self, buffers: &[(*mut u8, usize)]) -> Result<(), Failure> {
-        self.with(|core| {
+        let mut core = self.lock(Some(self.config.stop_timeout))?;
+        let collected = match &mut *core {
             // SAFETY: the caller's promise.
-            unsafe { core.collect(self, buffers) }
-        })
+            Some(core) if !self.closing() => caught(|| unsafe { core.collect(self, buffers) }),
+            _ => Err(destroyed()),
+        };
+        if collected.is_err() {
+            self.reply.wipe();
+        }
+        collected
     }
 
     /// A reply buffer as a slice.
@@ -83,6 +91,9 @@ impl Handle {
         if start.is_null() {
             return Err(Failure::new("the reply buffer is NULL"));
         }
+        if !is_possible(bytes) {
+            return Err(Failure::new("no buffer has so many bytes"));
+        }
         if let Some(offset) = self.reply.offset_of(start)
             && bytes > self.reply.length() - offset
         {
@@ -95,21 +106,6 @@ impl Handle {
         Ok(unsafe { std::slice::from_raw_parts_mut(start, bytes) })
     }
 
-    /// Zeroes a reply buffer after a failure, if it is not a slot of another session, which may be gone.
-    ///
-    /// # Safety
-    /// The buffer has that many bytes.
-    pub(in crate::capi) unsafe fn wipe(session: Option<&Self>, buffer: *mut u8, bytes: usize) {
-        if let Some(session) = session {
-            // A late reader of the slot is not to take the last round's reply for this one's.
-            session.reply.wipe();
-        }
-        if !buffer.is_null() && !slots::is_slot(buffer) {
-            // SAFETY: the caller's promise.
-            unsafe { buffer.write_bytes(0, bytes) };
-        }
-    }
-
     /// Keeps a round-trip time for [`last_rtt_ns`](Self::last_rtt_ns).
     pub(in crate::capi) fn record_rtt(&self, nanoseconds: u64) {
         self.last_rtt.store(nanoseconds, Ordering::Relaxed);
@@ -119,6 +115,23 @@ impl Handle {
     pub(in crate::capi) fn last_rtt_ns(&self) -> u64 {
         self.last_rtt.load(Ordering::Relaxed)
     }
+}
+
+/// Zeroes a caller's reply buffer after a failure. A slot is left: `collect` has zeroed it under its session's lock, or it
+/// is not this call's.
+///
+/// # Safety
+/// The buffer is NULL or has that many bytes, and nobody else uses them meanwhile.
+pub(in crate::capi) unsafe fn wipe(buffer: *mut u8, bytes: usize) {
+    if !buffer.is_null() && is_possible(bytes) && !slots::is_slot(buffer) {
+        // SAFETY: the caller's promise.
+        unsafe { buffer.write_bytes(0, bytes) };
+    }
+}
+
+/// Whether a buffer may have so many bytes. More than memory can hold breaks the contract; nothing is written then.
+fn is_possible(bytes: usize) -> bool {
+    isize::try_from(bytes).is_ok()
 }
 
 impl Core {

@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_void};
 
 use super::super::failure::{Failure, guard, guard_status, say};
 use super::super::function::{Answerer, Context, FunctionFn};
-use super::super::handle::Handle;
+use super::super::handle::rounds::wipe;
 use super::super::launcher::LauncherFn;
 use super::Object;
 use super::exceptions::{attempt, throw};
@@ -157,11 +157,9 @@ pub(super) unsafe extern "C-unwind" fn collect(
         unsafe { handle.collect(buffers) }
     });
     if status != super::super::failure::OK {
-        // SAFETY: the module's contract.
-        let handle = unsafe { Object::handle(this) }.ok();
         for (start, bytes) in (0..count).map(buffer) {
             // SAFETY: the module's contract.
-            unsafe { Handle::wipe(handle.as_deref(), start, bytes) };
+            unsafe { wipe(start, bytes) };
         }
     }
     status
