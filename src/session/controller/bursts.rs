@@ -9,7 +9,7 @@ impl ControllerSession {
     /// post. On shared memory, where there is no doorbell, it is the same as `kick`.
     ///
     /// For several rounds that are ready at the same time: `queue` each but the last, and `kick` that. Up to 64 wait; the
-    /// one that makes them 64 sends them all. [`last_rtt_ns`](TransportSession::last_rtt_ns) counts from the `queue`.
+    /// one that makes them 64 sends them all. [`last_rtt_ns`](crate::TransportSession::last_rtt_ns) counts from the `queue`.
     ///
     /// # Errors
     /// Those of `kick`.
@@ -26,7 +26,7 @@ impl ControllerSession {
     /// Sends the rounds that [`queue`](Self::queue) has left waiting; there need not be any.
     ///
     /// # Errors
-    /// [`TransportError::OutOfOrder`] when the session does not run; the first error of the data path, which names the rounds
+    /// [`OutOfOrder`](crate::TransportError::OutOfOrder) when the session does not run; the first error of the data path, which names the rounds
     /// that were not sent.
     pub fn kick_queued(&mut self) -> Result<()> {
         self.link.state.require("kick_queued", State::Running).map_err(|error| self.failure().unwrap_or(error))?;
