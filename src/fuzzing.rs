@@ -248,10 +248,12 @@ thread_local! {
 mod tests {
     use super::*;
 
+    type Property = fn(&[u8]);
+
     /// The corpus that the fuzzers begin with, and what they once found.
     #[test]
     fn the_corpus_holds_every_property() {
-        let targets: [(&str, fn(&[u8])); 6] = [
+        let targets: [(&str, Property); 6] = [
             ("native_messages", native_messages),
             ("sealed_messages", sealed_messages),
             ("catalyst_message", catalyst_message),
