@@ -114,7 +114,7 @@ impl PreSharedKey {
     }
 
     /// A key of these bytes.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn of(bytes: &[u8]) -> Self {
         Self::new(Zeroizing::new(bytes.to_vec()), "a test's key".into()).unwrap()
     }

@@ -95,6 +95,9 @@ mod data_path;
 mod devices;
 mod engine;
 mod error;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod key;
 mod oob;
 mod random;

@@ -168,7 +168,7 @@ impl Decoder {
         let needed = match self.header() {
             Ok(Some(header)) => HEADER + header.length,
             // Still without a verdict: it may become a Catalyst message.
-            _ if self.filled > HEADER => catalyst_message::LENGTH,
+            _ if self.filled >= HEADER => catalyst_message::LENGTH,
             _ => HEADER,
         };
         (self.filled, needed)

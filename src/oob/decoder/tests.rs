@@ -183,3 +183,15 @@ fn the_longest_message_fits_and_progress_is_told() {
     assert_eq!(decoder.next(), Ok(Some((5, Message::Ready))));
     assert_eq!(decoder.progress(), (0, HEADER));
 }
+
+/// Found by the corpus of the fuzz targets: with just as many bytes as a native header it was said to be whole.
+#[test]
+fn what_may_become_a_catalyst_message_is_short_of_its_length() {
+    for length in [HEADER - 1, HEADER, HEADER + 1, catalyst_message::LENGTH - 1] {
+        let mut decoder = Decoder::new();
+        decoder.fill(&mut &[0x12, 0, 0, 0].repeat(16)[..length]).unwrap();
+        assert_eq!(decoder.next(), Ok(None));
+        let needed = if length < HEADER { HEADER } else { catalyst_message::LENGTH };
+        assert_eq!(decoder.progress(), (length, needed));
+    }
+}
