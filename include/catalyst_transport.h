@@ -168,9 +168,10 @@ int __catalyst__transport__collect(void *session, void *reply, uint64_t bytes);
 /* Round-trip time of the last collected round in nanoseconds; 0 before the first. */
 uint64_t __catalyst__transport__last_rtt_ns(void *session);
 
-/* Controller, started, with no round in flight: iters rounds of work item 0, whose request is the number of the round, one after the other. samples
- * gets the time of each round in nanoseconds, as far as samples_bytes hold them (both may be 0); rounds gets the count of
- * those that succeeded. The first that fails ends it with its status; its sample and those after it are 0. */
+/* Controller, started, with no round in flight: iters rounds of work item 0, whose request is the number of the round, one
+ * after the other. samples gets the time of each round in nanoseconds, as far as samples_bytes hold them (both may be 0);
+ * rounds gets the count of those that succeeded. The first that fails ends it with its status; its sample and those after
+ * it are 0. */
 int __catalyst__transport__start_benchmark(void *session, uint32_t iters, uint32_t decoder_id, uint32_t flags,
                                            uint64_t *samples, uint64_t samples_bytes, uint64_t *rounds);
 
