@@ -37,6 +37,8 @@ pub(super) struct Handle {
     config: SessionConfig,
     /// Empty after `destroy`.
     core: Mutex<Option<Core>>,
+    /// The process that made it. A child has a copy, whose threads and connection are the parent's.
+    process: u32,
     /// Set by `destroy`: nothing is worth waiting for.
     closing: AtomicBool,
     /// Ends a `collect` in another thread.
@@ -79,6 +81,14 @@ impl Session {
         match self {
             Self::Controller(session) => &mut **session,
             Self::Coprocessor(session) => &mut **session,
+        }
+    }
+
+    /// Undoes a bring-up that has failed, and tells the peer why if it has not been told.
+    fn undo(&mut self, error: &TransportError) {
+        match self {
+            Self::Controller(session) => session.undo(error),
+            Self::Coprocessor(session) => session.undo(error),
         }
     }
 
@@ -130,6 +140,7 @@ impl Handle {
             backend,
             config,
             core: Mutex::new(Some(core)),
+            process: std::process::id(),
             closing: AtomicBool::new(false),
             interrupt,
             canceller,
@@ -306,9 +317,11 @@ impl Handle {
                     core.peer = Some(peer);
                     Ok(peer)
                 }
-                // A call too many has changed nothing; after any other failure the session has been undone.
+                // A call too many has changed nothing. After any other failure there is only to begin anew: the settings, which
+                // may be what does not fit, are given once.
                 Err(error @ TransportError::OutOfOrder { .. }) => Err(error.into()),
                 Err(error) => {
+                    core.session.undo(&error);
                     (core.connected, core.local) = (false, None);
                     Err(error.into())
                 }
@@ -411,6 +424,9 @@ impl Handle {
 
     /// `stop`. A `collect` in another thread is ended.
     pub(super) fn stop(&self) -> Result<(), Failure> {
+        if self.process != std::process::id() {
+            return Err(Failure::new("the session is the parent process's: a child may only destroy its copy"));
+        }
         self.interrupt.store(true, Ordering::Relaxed);
         let core = self.lock(Some(self.config.stop_timeout));
         self.interrupt.store(self.closing(), Ordering::Relaxed);
@@ -424,8 +440,14 @@ impl Handle {
     }
 
     /// `destroy`: ends what other threads do with the session, stops it and releases everything. When something does not
-    /// end in time, whoever holds the session releases it.
+    /// end in time, whoever holds the session releases it. In a child process the copy goes and nothing else happens.
     pub(super) fn destroy(&self) -> Result<(), Failure> {
+        if self.process != std::process::id() {
+            // Held by a thread that the child does not have, it stays.
+            let copy = self.core.try_lock().ok().and_then(|mut core| core.take());
+            drop(copy);
+            return Ok(());
+        }
         self.closing.store(true, Ordering::Release);
         self.interrupt.store(true, Ordering::Relaxed);
         if let Some(canceller) = &self.canceller {
@@ -455,9 +477,18 @@ impl Core {
             Role::Controller => desc.controller_bytes(),
             Role::Coprocessor => desc.coprocessor_bytes(),
         };
-        let local = self.session.either().alloc_memory(bytes.max(needed), kind)?;
-        self.local = Some(local);
-        Ok(local)
+        let allocated = self.session.either().alloc_memory(bytes.max(needed), kind);
+        self.local = allocated.as_ref().ok().copied().or(self.local);
+        // Wrong arguments and a call too many change nothing; after any other failure the session is not connected any more.
+        if let Err(error) = &allocated
+            && !matches!(
+                error,
+                TransportError::OutOfOrder { .. } | TransportError::Invalid { .. } | TransportError::Unsupported { .. }
+            )
+        {
+            (self.connected, self.local) = (false, None);
+        }
+        Ok(allocated?)
     }
 }
 

@@ -136,7 +136,7 @@ impl Bridge {
             stream: null_mut(),
         };
         let (context, launcher) = (self.context, self.launcher);
-        // SAFETY: the launcher is of this type, and what it gets outlives it.
+        // SAFETY: the launcher is of this type; `launch` lives until it returns, and what it points to is never freed.
         let code = unsafe { launcher(&launch, context.0) };
         if code != 0 {
             return Err(format!("the launcher returned {code}").into());

@@ -154,6 +154,12 @@ impl CoprocessorSession {
         self.link.canceller()
     }
 
+    /// Undoes a bring-up, telling the peer why if it still listens.
+    #[cfg(feature = "capi")]
+    pub(crate) fn undo(&mut self, error: &TransportError) {
+        self.link.refuse(error);
+    }
+
     /// What ends a wait in `collect` from another thread, for as long as it is true.
     #[cfg(feature = "capi")]
     pub(crate) fn interrupt(&self) -> Arc<AtomicBool> {
