@@ -70,7 +70,7 @@ impl FromStr for Wire {
 /// | --- | --- | --- |
 /// | who polls the ring and posts | the thread that calls `kick` and `collect` | an engine thread, from `start` to `stop` |
 /// | processors kept busy | one, while `collect` waits | one all the time, and the caller's while `collect` waits |
-/// | a round takes | the least | two hand-overs between threads and two copies more (`docs/performance.md` has figures) |
+/// | a round takes | the least | two hand-overs between threads and two copies more |
 /// | `kick` on verbs | posts, and may wait for the device to complete earlier writes | hands over, and waits for nothing |
 /// | several kicks in a row | a doorbell each; one for all with [`ControllerSession::queue`](crate::ControllerSession::queue) | those that wait share one, without being asked to |
 /// | while the caller does something else | replies wait in the ring, their time running on; a failed write is noticed at the next call | replies are taken and failed writes noticed at once |
